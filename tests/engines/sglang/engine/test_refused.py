@@ -61,7 +61,7 @@ def test_an_option_that_is_not_governed_is_named(option, value):
 
 def test_the_rust_server_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_RUST_SERVER", "1")
-    with pytest.raises(ConfigError, match="pass by the door"):
+    with pytest.raises(ConfigError, match="bypass the door"):
         check_options(Arguments())
     monkeypatch.setenv("SGLANG_RUST_SERVER", "0")
     check_options(Arguments())

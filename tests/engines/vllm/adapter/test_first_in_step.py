@@ -193,11 +193,11 @@ def test_a_shard_is_the_executors_rank(world: int, rank: int, shard: int) -> Non
 
 @pytest.mark.parametrize("rank", [-1, 4, 9])
 def test_a_rank_outside_the_engine_is_refused(rank: int) -> None:
-    with pytest.raises(ConfigError, match="cannot be told"):
+    with pytest.raises(ConfigError, match="cannot be distinguished"):
         _shard(SimpleNamespace(parallel_config=SimpleNamespace(world_size=4, rank=rank)))
 
 
 def test_a_governed_engine_does_not_give_its_memory_away() -> None:
-    with pytest.raises(IsolationError, match="nobody has zeroed"):
+    with pytest.raises(IsolationError, match="has not been zeroed"):
         plugin._refuse_release(SimpleNamespace(kvcustody=object()))
     plugin._refuse_release(SimpleNamespace())  # the control: another engine may

@@ -314,7 +314,7 @@ def test_what_acts_behind_governance_is_refused(rig: Callable[..., Rig], monkeyp
     monkeypatch.setattr(type(config), "use_v2_model_runner", False)
     refuse_ungoverned(config, load_settings())
     monkeypatch.setattr(envs, "VLLM_USE_RUST_FRONTEND", True, raising=False)  # vLLM keeps what it read once
-    with pytest.raises(ConfigError, match="pass by the door"):
+    with pytest.raises(ConfigError, match="bypass the door"):
         refuse_ungoverned(config, load_settings())
     refuse_ungoverned(config, load_settings(windowed_token_seconds=3600))
     monkeypatch.setattr(envs, "VLLM_USE_RUST_FRONTEND", False, raising=False)
