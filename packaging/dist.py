@@ -9,11 +9,14 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 import tempfile
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, distribution
@@ -54,10 +57,26 @@ def build(folder: Path) -> list[Path]:
         run(sys.executable, "-m", "build", *out, cwd=source, **of_source)
         run(sys.executable, "-m", "build", "--wheel", *out, cwd=source / "packaging" / "testkit", **of_source)
         (folder / SBOM).write_text(json.dumps(sbom(epoch), indent=1, sort_keys=True) + "\n")
+    for path in {*folder.glob("*.tar.gz")} - before:
+        _repack(path, int(epoch))
     built = sorted({*folder.iterdir()} - before | {folder / SBOM} - {folder / SUMS})
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in built]
     (folder / SUMS).write_text("".join(lines))
     return [*built, folder / SUMS]
+
+
+def _repack(path: Path, epoch: int) -> None:
+    """Give the files of a source distribution one owner, one time and an order: its maker writes those of the build."""
+    with tarfile.open(path) as archive:
+        members = [(member, archive.extractfile(member)) for member in archive.getmembers()]
+        contents = {member.name: (member, file.read() if file else b"") for member, file in members}
+    with path.open("wb") as file, gzip.GzipFile("", "wb", fileobj=file, mtime=epoch) as packed:
+        with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            for _, (member, content) in sorted(contents.items()):
+                member.uid = member.gid = 0
+                member.uname = member.gname = ""
+                member.mtime, member.pax_headers = epoch, {}
+                archive.addfile(member, io.BytesIO(content))
 
 
 def needed(name: str, extras: frozenset[str], seen: set[tuple[str, frozenset[str]]]) -> None:
