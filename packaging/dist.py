@@ -70,13 +70,16 @@ def _repack(path: Path, epoch: int) -> None:
     with tarfile.open(path) as archive:
         members = [(member, archive.extractfile(member)) for member in archive.getmembers()]
         contents = {member.name: (member, file.read() if file else b"") for member, file in members}
-    with path.open("wb") as file, gzip.GzipFile("", "wb", fileobj=file, mtime=epoch) as packed:
-        with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
-            for _, (member, content) in sorted(contents.items()):
-                member.uid = member.gid = 0
-                member.uname = member.gname = ""
-                member.mtime, member.pax_headers = epoch, {}
-                archive.addfile(member, io.BytesIO(content))
+    with (
+        path.open("wb") as file,
+        gzip.GzipFile("", "wb", fileobj=file, mtime=epoch) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for _, (member, content) in sorted(contents.items()):
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
+            member.mtime, member.pax_headers = epoch, {}
+            archive.addfile(member, io.BytesIO(content))
 
 
 def needed(name: str, extras: frozenset[str], seen: set[tuple[str, frozenset[str]]]) -> None:
