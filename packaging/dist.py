@@ -14,6 +14,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -47,22 +48,22 @@ def build(folder: Path) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     epoch = run("git", "log", "-1", "--format=%ct").decode().strip()
-    before = set(folder.iterdir())
     with tempfile.TemporaryDirectory() as place:
-        source = Path(place) / "source"
+        source, built = Path(place) / "source", Path(place) / "built"
         source.mkdir()
+        built.mkdir()
         run("tar", "-x", "-C", source, given=run("git", "archive", "HEAD"))
-        out = ("--no-isolation", "--outdir", str(folder.resolve()))
+        out = ("--no-isolation", "--outdir", str(built))
         of_source = {"SOURCE_DATE_EPOCH": epoch, "PYTHONPATH": str(source / "src"), "PYTHONHASHSEED": "0"}
         run(sys.executable, "-m", "build", *out, cwd=source, **of_source)
         run(sys.executable, "-m", "build", "--wheel", *out, cwd=source / "packaging" / "testkit", **of_source)
-        (folder / SBOM).write_text(json.dumps(sbom(epoch), indent=1, sort_keys=True) + "\n")
-    for path in {*folder.glob("*.tar.gz")} - before:
-        _repack(path, int(epoch))
-    built = sorted({*folder.iterdir()} - before | {folder / SBOM} - {folder / SUMS})
-    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in built]
-    (folder / SUMS).write_text("".join(lines))
-    return [*built, folder / SUMS]
+        (built / SBOM).write_text(json.dumps(sbom(epoch), indent=1, sort_keys=True) + "\n")
+        for path in built.glob("*.tar.gz"):
+            _repack(path, int(epoch))
+        paths = sorted(built.iterdir())
+        sums = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in paths)
+        (built / SUMS).write_text("".join(sums))
+        return [Path(shutil.copy(path, folder)) for path in (*paths, built / SUMS)]
 
 
 def _repack(path: Path, epoch: int) -> None:

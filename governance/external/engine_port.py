@@ -738,9 +738,8 @@ class EnginePort(Custody[ExternalPool]):
         if not len(blocks):
             return
         if not self.may_publish(residency):
-            self._engine.evict(
-                [int(block) for block in blocks]
-            )  # not in the owner's domain, and in nobody's without a decision
+            # not in the owner's domain, and in nobody's without a decision
+            self._engine.evict([int(block) for block in blocks])
             return
         which = np.array(blocks, dtype=np.int64)
         self.pool.publish(which, before, chained=chained, depths=depths)

@@ -19,11 +19,25 @@ def f(x, found):
 
 def test_names_docstrings_and_comments_may_differ() -> None:
     after = BEFORE.replace("found", "blocks").replace("one", "block").replace("Old", "New") + "# a comment\n"
-    assert same_program.compare(BEFORE, after) == []
+    assert same_program.compare(BEFORE, after) == ([], [])
 
 
 def test_a_text_is_listed() -> None:
-    assert same_program.compare(BEFORE, BEFORE.replace('"text"', '"words"')) == [("text", "words")]
+    assert same_program.compare(BEFORE, BEFORE.replace('"text"', '"words"')) == ([("text", "words")], [])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("rows.append(1)", "rows.extend(1)"), ("min(rows)", "max(rows)"), ("f(key=1)", "f(name=1)")]
+)
+def test_a_name_that_is_no_local_variable_is_listed(old: str, new: str) -> None:
+    assert same_program.compare(old, new).names and not same_program.compare(old, old).names
+
+
+def test_control_a_closure_sees_another_variable() -> None:
+    before = "def f(a, b):\n    def g():\n        return a, b\n    return g\n"
+    assert same_program.compare(before, before.replace("b", "c")) == ([], [])
+    with pytest.raises(same_program.Difference):
+        same_program.compare(before, before.replace("return a, b", "return b, b"))
 
 
 @pytest.mark.parametrize(

@@ -76,10 +76,8 @@ class WaitingBatch:
         self.batch = batch
         self.left = batch.batch  # what is not committed yet
         self.names: Sequence[Name] = batch.names
-        self.stopped_by, self.stops = (
-            "",
-            0,
-        )  # the log of the first leaf that is left, and how often it was locked
+        self.stopped_by = ""  # the log of the first leaf that is left
+        self.stops = 0  # how often it was locked
         self.decided = decided
         self.began = time.monotonic()
         self.done = False
