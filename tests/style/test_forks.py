@@ -100,4 +100,5 @@ def test_a_process_that_dies_fails_its_test_and_another_runs_the_rest(tmp_path: 
 def test_the_first_failure_ends_the_run_where_that_is_asked_for(tmp_path: Path) -> None:
     outcomes, text = run(tmp_path, "--forks", "1", "-x")
     assert "stopping after 1 failures" in text
-    assert len(outcomes) < 12
+    assert list(outcomes) == ["test_0::test_passes", "test_0::test_fails"]
+    assert (tmp_path / "ended").read_text() == (tmp_path / "started").read_text()

@@ -103,7 +103,9 @@ class _Fork:
             kind, content = self.connection.recv()
         except (EOFError, ConnectionResetError):
             _, status = os.waitpid(self.process, 0)
-            if self.left:
+            if status == 0:  # it left out the rest after a failure, where the run ends with the first
+                self.left.clear()
+            elif self.left:
                 self._died(status)
             return False
         if kind == NEXT:
@@ -211,3 +213,6 @@ def _run_files(session: pytest.Session, connection: Connection) -> None:
         item = items.pop(0)
         items = items or following()
         hook.pytest_runtest_protocol(item=item, nextitem=items[0] if items else None)
+        if session.shouldfail or session.shouldstop:
+            session._setupstate.teardown_exact(None)
+            return

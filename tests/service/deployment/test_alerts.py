@@ -21,6 +21,7 @@ from tests.service.health.test_verdict import World, batches, clock, signer_refu
 
 from kvcustody.governance.observability.metrics import BY_NAME, Sample, exposition
 from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.health.verdict import TroubleKind
 from kvcustody.governance.service.service import Service
 from standins.service.service_world import Worker, register, ship
 
@@ -57,6 +58,17 @@ def test_each_alert_has_its_runbook_and_each_runbook_its_alert() -> None:
     for name, rule in ALERTS.items():
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert rule["annotations"]["runbook_url"].endswith(f"answer-an-alert.md#{name.lower()}")
+
+
+BY_THEIR_OWN_METRICS = {TroubleKind.LEDGER: "ledger_admitting", TroubleKind.SINK: "sink_dead_batches"}
+
+
+def test_each_kind_of_problem_has_its_alert() -> None:
+    named = [one for rule in ALERTS.values() for one in metrics_of(rule["expr"])]
+    kinds = {kind for _, labels in named for kind in labels.get("kind", "").split("|")}
+    metrics = {name for name, _ in named}
+    for kind in TroubleKind:
+        assert (kind in kinds) != (BY_THEIR_OWN_METRICS.get(kind) in metrics), kind
 
 
 def series_of(text: str, before: str = "") -> list[dict[str, str]]:
@@ -107,8 +119,8 @@ def says(world: World, **status: float) -> None:
     """A worker reports these counters."""
     key, worker = world.people.add("gpu-0", Role.WORKER), Worker("gpu-0")
     assert register(world.client, key, worker).status_code == 200
-    told = {name.replace("__", "."): value for name, value in status.items()}
-    assert world.client("PUT", f"{worker.path}/status", key, json={"status": told}).status_code == 200
+    counters = {name.replace("__", "."): value for name, value in status.items()}
+    assert world.client("PUT", f"{worker.path}/status", key, json={"status": counters}).status_code == 200
 
 
 SERVICE = [
