@@ -18,10 +18,18 @@ import pytest
 import structlog
 
 pytest_plugins = ["standins.forks"]
+TEMPORARY_BYTES_MAX = 4 << 30  # a whole run writes 2 GB, and removes what a test that passed wrote
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The same examples every time, and none judged by the clock: a failure is the change's. A soak draws anew."""
+    """The same examples every time, and none judged by the clock: a failure is the change's. A soak draws anew.
+
+    Temporary files lie in memory where they fit, so that no test waits for the disk.
+    """
+    from standins.memory_folder import MEMORY, has_room
+
+    if has_room(TEMPORARY_BYTES_MAX):
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     gc.disable()  # modules and items live to the end: the collector would look at all of them again and again
     if config.option.markexpr != "soak" and find_spec("hypothesis"):  # which an engine's environment has not
         from hypothesis import settings

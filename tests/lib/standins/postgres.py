@@ -28,8 +28,8 @@ from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.database.postgres_roles import RoleGrants, set_up_roles
 from kvcustody.errors import LedgerError
 from kvcustody.migrations.upgrade import upgrade
+from standins.memory_folder import MEMORY, has_room
 
-MEMORY = Path("/dev/shm")
 _PREFIX = "kvcustody-postgres-"
 MEMORY_BYTES_MIN = 1 << 30
 VOLATILE = "fsync = off\nsynchronous_commit = off\nfull_page_writes = off\n"
@@ -47,8 +47,7 @@ def durable_server() -> Iterator[Any]:
 def volatile_server() -> Iterator[Any]:
     """A server of its own that may lose everything."""
     _remove_abandoned()
-    in_memory = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES_MIN
-    yield from _server(str(MEMORY) if in_memory else tempfile.gettempdir(), VOLATILE)
+    yield from _server(str(MEMORY) if has_room(MEMORY_BYTES_MIN) else tempfile.gettempdir(), VOLATILE)
 
 
 @contextmanager

@@ -36,13 +36,14 @@ def _bound(scope: Scope) -> dict[str, tuple[int, int]]:
         arguments = scope.args
         named = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
         first = {argument.arg: argument.lineno for argument in named if argument and argument.arg in VAGUE}
+    own = list(_own(scope))
     loops = {
         id(name)
-        for node in _own(scope)
+        for node in own
         if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension)
         for name in ast.walk(node.target)
     }
-    for node in _own(scope):
+    for node in own:
         if (
             isinstance(node, ast.Name)
             and isinstance(node.ctx, ast.Store)
@@ -50,6 +51,8 @@ def _bound(scope: Scope) -> dict[str, tuple[int, int]]:
             and id(node) not in loops
         ):
             first[node.id] = min(first.get(node.id, node.lineno), node.lineno)
+    if not first:
+        return {}
     uses: dict[str, int] = dict(first)
     for node in ast.walk(scope):
         if isinstance(node, ast.Name) and node.id in first:
