@@ -40,7 +40,7 @@ from kvcustody.allocator.external.block_sums import SumOrder
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
-from kvcustody.allocator.pool.accounting import Account, Domain
+from kvcustody.allocator.pool.accounting import Account
 from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
 from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy
@@ -49,15 +49,14 @@ from kvcustody.audit.evidence.coverage.conservation import PoolCounts
 from kvcustody.audit.kinds import Event
 from kvcustody.clock import Clock
 from kvcustody.deadline_clock import DeadlineClock
-from kvcustody.errors import ConfigError, LedgerUnavailable
+from kvcustody.errors import ConfigError
 from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
-from kvcustody.governance.custody.custody import Custody
 from kvcustody.governance.custody_events import (
     FoundHere,
     residency_released,
     route_found,
 )
-from kvcustody.governance.decisions.access_plan import Plan, label_of, owed_by, plan_key
+from kvcustody.governance.decisions.access_plan import Plan, plan_key
 from kvcustody.governance.decisions.eviction_order import eviction_orders
 from kvcustody.governance.decisions.reuse_decision import Moment
 from kvcustody.governance.decisions.staged_table import quotas_of
@@ -65,48 +64,42 @@ from kvcustody.governance.edge.route_receipt import RouteReceipt
 from kvcustody.governance.external.accounts import PortAccounts
 from kvcustody.governance.external.active_deadlines import ActiveDeadlines
 from kvcustody.governance.external.block_keys import NO_KEYS, Find, KeyChain, RequestKeys, look_up
-from kvcustody.governance.external.engine_books import EngineBooks, EngineTiers
+from kvcustody.governance.external.engine_books import EngineBooks
 from kvcustody.governance.external.engine_control import EngineControl
+from kvcustody.governance.external.monitored_port import monitored_again
 from kvcustody.governance.external.namespace_keys import NO_PATH, NamespaceTree, TreePath, look_up_tree
 from kvcustody.governance.external.residency_events import (
-    NO_IDENTITY,
     assigned,
     opened,
     written,
 )
+from kvcustody.governance.external.tiered_port import TieredPort
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.identity.w3c_trace import check_trace
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
-from kvcustody.governance.monitoring.enforcement import MONITORED
-from kvcustody.governance.monitoring.forecast_cache import ForecastCache, QuotaBlocks
-from kvcustody.governance.monitoring.monitor import NO_TENANT, MonitoredRequest
+from kvcustody.governance.monitoring.forecast_cache import ForecastCache
+from kvcustody.governance.monitoring.monitor import MonitoredRequest
 from kvcustody.governance.monitoring.port_forecast import PortForecast
 from kvcustody.governance.observability.stats import Stats
 from kvcustody.governance.orphans.finding import Finding
 from kvcustody.governance.orphans.scan_protocol import LedgerJoin
 from kvcustody.governance.orphans.scans import Scanned
 from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_count, read_kinds, read_prompt
-from kvcustody.governance.restriction.restricted_subjects import RESTRICTED
 from kvcustody.logger import get_logger
-from kvcustody.policies.document.model import Action, Effect, Profile
+from kvcustody.policies.document.model import Action, Profile
 from kvcustody.policies.table.decision_table import DecisionTable
-from kvcustody.policies.table.model import Decision
 from kvcustody.tenants import ANONYMOUS
 
 _log = get_logger(__name__)
-COPIES_IN_CLEAR = "copies-in-clear"  # the rule that denies what would rest beside the engine unsealed
 SWEEP_BATCH = 128
 _newest = np.maximum.reduce
 BlockIds = Sequence[int] | Blocks
 
 
-class EnginePort(Custody[ExternalPool]):
+class EnginePort(TieredPort):
     """Custody of every block of one engine that allocates by itself. Not thread-safe, except `call`."""
-
-    _books: EngineBooks
-    _forecast: PortForecast
 
     def __init__(
         self,
@@ -147,7 +140,6 @@ class EnginePort(Custody[ExternalPool]):
         self._active = ActiveDeadlines()
         self._flush_deferred: Callable[[], None] = books.flush
         self._defers_hand_outs_alone = self._indexes_at_once = False
-        self._common: tuple[DecisionTable | None, int] = (None, 0)
         super().__init__(
             books,
             PortForecast(ForecastCache(pool.partition.size, self._quota_of), self._common_blocks),
@@ -162,11 +154,6 @@ class EnginePort(Custody[ExternalPool]):
         self._accounts.is_unlimited = self._is_unlimited
         books.limit(table)
         self.on_command = engine.wake
-
-    @property
-    def tiers(self) -> EngineTiers:
-        """What keeps copies beside the engine: its adapter says so before the first request."""
-        return self._books.tiers
 
     def activate(self, table: DecisionTable, *, actor: str, expires_utc_us: int | None = None) -> None:
         """As `Custody.activate`. Raises `ConfigError` for what an engine's own blocks cannot be held to."""
@@ -231,12 +218,8 @@ class EnginePort(Custody[ExternalPool]):
         domain = plan.own.domain if plan is not None else self._accounts.anonymous_domain(self.table)
         monitored: MonitoredRequest | None = None
         if is_monitored:
-            chain = self._monitor.chain(domain, self.pool, model.digest, hints.salt)
-            refused = "" if principal is None else NO_TENANT
-            if plan is not None:
-                refused = "" if plan.admitted.permitted else plan.admitted.reasons[0]
-            monitored = MonitoredRequest(chain, None, model.digest, hints.salt, reader=account.name, refusal=refused)
-            domain = chain.domain
+            monitored = self._monitored_request(plan, account, domain, principal, model, hints.salt)
+            domain = monitored.chain.domain
         subject = plan.subject_key if plan is not None else None
         residency = self.pool.residency(account, domain, subject, plan, request_id, moment.now_us)
         residency.trace = moment.trace
@@ -287,67 +270,6 @@ class EnginePort(Custody[ExternalPool]):
         refused = self._refused_copies(plan, request_id, moment) if self.tiers.copies_leave else None
         return plan if refused is None else refused
 
-    def _refused_copies(
-        self, plan: Plan[ExternalPool], request_id: Hashable, moment: Moment
-    ) -> AdmissionRefused | None:
-        """Whatever a request computes would be copied, and nothing asks for each: why it may not run; None: it may."""
-        denied, owed = "", owed_by(self.table, plan.tenant, plan.level)
-        if self.restricted.covers(plan.tenant, plan.principal.subject):
-            denied = RESTRICTED
-        elif owed.tiers and owed.encrypt and not self.tiers.are_copies_sealed():
-            denied = COPIES_IN_CLEAR
-        if denied:
-            self._reuse.denied(Action.OFFLOAD, plan.tenant, denied)
-            return self._forbidden(plan, request_id, Decision(Effect.DENY, (denied,), self.table.revision))
-        try:
-            decision = self.authorize(Action.OFFLOAD, plan, moment.trace)
-        except LedgerUnavailable:
-            return AdmissionRefused(request_id, "the ledger cannot record that copies leave; try again")
-        return None if decision.permitted else self._forbidden(plan, request_id, decision)
-
-    def _monitored_plan(
-        self,
-        principal: Principal | None,
-        model: ModelIdentity,
-        route: str | None,
-        hints: Hints,
-        request_id: Hashable,
-        moment: Moment,
-    ) -> Plan[ExternalPool] | None:
-        """The plan of a request that is let in whatever the policy says: None where nobody, or nobody known, asks."""
-        if principal is None:
-            return None
-        key = plan_key(principal, model, route, hints)
-        plan = self._plan(key, request_id, moment)
-        if not isinstance(plan, Plan):
-            return None
-        if not plan.admitted.permitted:
-            rule = plan.admitted.reasons[0]
-            counters = self._counters(plan.tenant)
-            counters.count(counters.would_deny, rule)
-            self._watched.denied(Action.ADMIT, plan.tenant, rule)
-        return plan
-
-    def _forbidden(self, plan: Plan[ExternalPool], request_id: Hashable, decision: Decision) -> AdmissionRefused:
-        counters = self._counters(plan.tenant)
-        counters.count(counters.refused, decision.reasons[0])
-        return AdmissionRefused(request_id, f"policy: {decision.reasons[0]}")
-
-    def may_offload(self, residency: ExternalResidency) -> bool:
-        """Whether copies of the request's blocks may leave the device: asked before the first, and on record by then.
-
-        An engine that cannot ask for each request says so once (`EngineTiers`): who may not offload is refused.
-        """
-        plan = residency.facts
-        if not isinstance(plan, Plan) or residency.monitored is not None:
-            return False  # a copy is kept under the policy's keys, or not at all
-        if residency.domain.is_withheld or self.restricted.covers(plan.tenant, plan.principal.subject):
-            return False
-        try:
-            return self.authorize(Action.OFFLOAD, plan, residency.trace).permitted
-        except LedgerUnavailable:
-            return False
-
     # -- look-up ------------------------------------------------------------------------------------------------------
 
     def look_up(self, residency: ExternalResidency, find: Find, *, lazily: bool = False) -> RequestKeys:
@@ -394,68 +316,6 @@ class EnginePort(Custody[ExternalPool]):
         residency.publishes = path.publishable
         fine = self.attachable(residency, path.blocks)
         return path if fine == len(path.blocks) else path._replace(blocks=path.blocks[:fine])
-
-    def _judge(self, residency: ExternalResidency, chain: KeyChain, now_us: int) -> MonitoredRequest | None:
-        """What the policy would let a monitored request read; None where the policy is enforced for it by now."""
-        monitored = residency.monitored
-        if not isinstance(monitored, MonitoredRequest):
-            return None
-        self._flush_deferred()  # what has begun or was computed by now may be found
-        plan = residency.facts
-        moment = Moment(now_us, now_us + self._clock.offset_us, residency.trace)
-        if chain.epoch != self._epoch or (isinstance(plan, Plan) and moment.utc_us >= plan.valid_until_utc_us):
-            if not self._stands_again(residency, chain, monitored):
-                return None
-            plan = residency.facts
-        read: ReadPlan | None = None
-        reasons: tuple[str, ...] = (monitored.refusal,) if monitored.refusal else NO_IDENTITY
-        if isinstance(plan, Plan):
-            counters = self._counters(plan.tenant)
-            read, reasons = self._watched.read_plan(plan, chain.prompt, counters, moment)
-            if monitored.refusal:
-                read, reasons = None, (monitored.refusal,)
-        self._forecast.judge(monitored, read, reasons, now_us)
-        residency.reasons = (MONITORED, *reasons)
-        return monitored
-
-    def _stands_again(self, residency: ExternalResidency, chain: KeyChain, monitored: MonitoredRequest) -> bool:
-        """After orders, policy or keys have changed: whether a request that waits is monitored still."""
-        chain.forget()
-        chain.epoch = self._epoch
-        old = residency.facts
-        plan = self._plan(old.key, residency.request_id, self._moment()) if isinstance(old, Plan) else None
-        if isinstance(plan, Plan):
-            residency.facts = plan
-        known = residency.facts if isinstance(residency.facts, Plan) else None
-        own = known.own.domain if known is not None else self._accounts.anonymous_domain(self.table)
-        principal = known.principal if known is not None else None
-        if self._is_monitored(principal, residency.request_id):
-            monitored.chain = self._monitor.chain(own, self.pool, monitored.model, monitored.salt)
-            residency.domain = monitored.chain.domain
-            return True
-        residency.monitored, residency.domain = None, own
-        residency.expected = 0
-        if known is None or monitored.refusal or known.own.state is None:  # it runs, reads nothing, leaves nothing
-            residency.keys, residency.publishes = None, False
-        return False
-
-    def _quota_of(self, tenant: str) -> QuotaBlocks:
-        """What the policy gives a tenant, whether it is enforced or not."""
-        entry, size = quotas_of(self.table).tenant(tenant), self.pool.partition.size
-        return (
-            QuotaBlocks(0, size)
-            if entry is None or tenant == ANONYMOUS
-            else QuotaBlocks(int(entry.guaranteed * size), int(entry.cap * size))
-        )
-
-    def _common_blocks(self) -> int:
-        """What no guarantee of the policy has claimed, whether it is enforced or not."""
-        table = quotas_of(self.table)
-        if self._common[0] is not table:
-            size = self.pool.partition.size
-            claimed = sum(int(tenant.guaranteed * size) for tenant in table.policy.tenants)
-            self._common = (table, size - claimed)
-        return self._common[1]
 
     def _read(self, residency: ExternalResidency, chain: KeyChain, now_us: int) -> ReadPlan:
         """What the request may read now, by what the policy says at this instant."""
@@ -552,14 +412,7 @@ class EnginePort(Custody[ExternalPool]):
         if self.custody.is_over(now_us):
             return 0
         if residency.monitored is not None:
-            tags = self.pool.tag[indices]
-            domains = {tag: self.pool.domains.get(tag) for tag in set(tags.tolist())}
-            fine_tags = [
-                tag
-                for tag, domain in domains.items()
-                if domain is not None and domain.is_open and not domain.is_withheld and label_of(domain).is_monitored
-            ]
-            return self.pool.attachable(indices, np.where(np.isin(tags, fine_tags), tags, -1), now_us)
+            return self._attachable_monitored(indices, now_us)
         if now_us >= self._reuse.expires_us:
             return 0
         if isinstance(expected, np.ndarray):
@@ -647,43 +500,6 @@ class EnginePort(Custody[ExternalPool]):
         if isinstance(residency.monitored, MonitoredRequest):
             self._forecast.given(residency.monitored, len(indices))
         self._begin(residency, now_us)
-
-    def restored(self, residency: ExternalResidency, blocks: Sequence[int], born_us: int, ceiling_us: int) -> None:
-        """A tier filled these blocks, which the request was handed: they are as old as the copies, and end with them.
-
-        Told before they are published.
-        """
-        if not blocks:
-            return
-        self._flush_deferred()
-        which, plan = np.array(blocks, dtype=np.int64), residency.facts
-        self.pool.restored(residency, which, born_us, ceiling_us)
-        residency.computes_us = self._clock.now_us()
-        if residency.segment_blocks and isinstance(plan, Plan):
-            self._count_crossed(plan, residency, self.pool.tag[which])
-
-    def may_restore(self, residency: ExternalResidency, domain: Domain) -> bool:
-        """Whether a tier may fill blocks of this domain for the request, by its last look-up: as for attaching them.
-
-        Its own, or that of the segment which it begins with. What a grant opens stays in the pool; its own behind that
-        may be filled while the grant stands.
-        """
-        chain, now_us = residency.keys, self._clock.now_us()
-        if not isinstance(chain, KeyChain) or chain.epoch != self._epoch:
-            return False
-        if now_us >= self._reuse.nothing_from_us:
-            return False
-        if not domain.may_be_copied or (domain is residency.domain and not residency.granted_blocks):
-            return domain.may_be_copied
-        return (
-            domain in (residency.domain, residency.segment_domain)
-            and now_us < self._reuse.lease_until_us
-            and now_us + self._clock.offset_us < chain.until_utc_us
-        )
-
-    def record_copies(self, leaves: Sequence[Event]) -> None:
-        """What became of copies off the device, for the ledger; it leaves with the next step."""
-        self._outbox += leaves
 
     def handed_out_each(self, residencies: Sequence[ExternalResidency], blocks: Sequence[int]) -> None:
         """`handed_out` of one block each, to requests that have begun: the growth of a decode step."""
@@ -864,24 +680,10 @@ class EnginePort(Custody[ExternalPool]):
         again.priorities = residency.priorities
         if prompt is not None and isinstance(chain, KeyChain):
             again.keys = KeyChain(prompt, single_group=chain.single_group, epoch=-1, kinds=chain.kinds)
-            again.monitored = self._monitored_again(residency, prompt, chain)
+            again.monitored = monitored_again(residency, prompt, chain)
         else:
             again.publishes = False
         self._running[again.request_id] = again
-        return again
-
-    @staticmethod
-    def _monitored_again(residency: ExternalResidency, prompt: Prompt, chain: KeyChain) -> MonitoredRequest | None:
-        before = residency.monitored
-        if not isinstance(before, MonitoredRequest):
-            return None
-        governed = before.governed
-        if governed is not None:
-            governed = KeyChain(prompt, single_group=chain.single_group, epoch=-1, kinds=chain.kinds)
-        again = MonitoredRequest(
-            before.chain, governed, before.model, before.salt, reader=before.reader, refusal=before.refusal
-        )
-        again.reserved_blocks = before.reserved_blocks
         return again
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -1132,13 +934,6 @@ class EnginePort(Custody[ExternalPool]):
         )
         return route_found(receipt, plan.facts, found_here, residency.began_us, residency.trace)
 
-    def _count_monitored(self, residency: ExternalResidency, monitored: MonitoredRequest) -> None:
-        """It is put on record as soon as it is known what it would have found."""
-        domains = [self.pool.domains[tag] for tag in self.pool.tag[residency.attached].tolist()]
-        record = self._recording(residency, monitored, domains, residency.prompt_tokens, residency.began_us)
-        self._forecast.when_known(monitored, record)
-        self.measures.began(0, 0, residency.began_us - residency.asked_us)
-
     def _count(self, residency: ExternalResidency) -> None:
         counters, plan, chain = self._counters(residency.tenant), residency.facts, residency.keys
         attached, earlier = residency.attached, residency.earlier_blocks
@@ -1160,13 +955,6 @@ class EnginePort(Custody[ExternalPool]):
         if len(residency.attached) and isinstance(plan, Plan) and (plan.grants or plan.segments):
             new = ~np.isin(residency.attached_generations, residency.earlier)
             counters.granted_hit_blocks += self._count_crossed(plan, residency, self.pool.tag[attached[new]])
-
-    def _count_crossed(self, plan: Plan[ExternalPool], residency: ExternalResidency, tags: NDArray[np.int32]) -> int:
-        """Blocks with these tags were reused; how many of them are of another domain than the request's own."""
-        found, counts = np.unique(tags[tags != residency.domain.tag], return_counts=True)
-        for tag, blocks in zip(found.tolist(), counts.tolist(), strict=True):
-            self._reuse.crossed(plan, self.pool.domains[tag], blocks, blocks * self.block_tokens)
-        return int(counts.sum())
 
     def _drain(self, now_us: int) -> None:
         self._record_starting()

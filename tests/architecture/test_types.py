@@ -21,6 +21,8 @@ WAY = [
     "governance/custody/books.py",
     "governance/custody/custody.py",
     "governance/external/engine_port.py",
+    "governance/external/monitored_port.py",
+    "governance/external/tiered_port.py",
     "governance/external/block_keys.py",
     "governance/external/residency_events.py",
     "policies/table/model.py",
