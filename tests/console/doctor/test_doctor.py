@@ -93,8 +93,11 @@ def _signed(engine: Engine) -> Any:
 
 
 @pytest.fixture
-def sound(tmp_path: Path, served: Path) -> Iterator[Sound]:
-    folder = tmp_path / "sound"
+def sound(tmp_path: Path, served: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sound]:
+    """A deployment on a disk, wherever the tests' temporary files lie."""
+    folder, mounts = tmp_path / "sound", tmp_path / "disks"
+    mounts.write_text("/dev/sda / ext4 rw 0 0\n")
+    monkeypatch.setattr(ledger, "_MOUNTS", mounts)
     shutil.copytree(served, folder)
     worker = {
         "database_url": f"sqlite:///{folder}/ledger.db",
