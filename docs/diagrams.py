@@ -18,14 +18,14 @@ FOLDER = Path(__file__).resolve().parent / "images" / "diagrams"
 WIDTH, HEIGHT, ACROSS, DOWN, MARGIN = 150, 52, 92, 50, 16
 STYLE = """
   text { font: 13px system-ui, sans-serif; text-anchor: middle; fill: #222 }
-  .label { font-size: 11px; fill: #555 }
+  .label { font-size: 11px; fill: #555; stroke: #fff; stroke-width: 4px; paint-order: stroke }
   rect { fill: #eef2fb; stroke: #4a5fa8; rx: 6 }
   .end { fill: #fbeeee; stroke: #a84a4a }
   .kept { fill: #eefbf1; stroke: #3f8a55 }
   path { fill: none; stroke: #555; stroke-width: 1.4; marker-end: url(#head) }
   .back { stroke-dasharray: 5 4 }
   @media (prefers-color-scheme: dark) {
-    text { fill: #eee } .label { fill: #bbb } path { stroke: #bbb } #head polygon { fill: #bbb }
+    text { fill: #eee } .label { fill: #bbb; stroke: #1e2129 } path { stroke: #bbb } #head polygon { fill: #bbb }
     rect { fill: #26304f } .end { fill: #4f2626 } .kept { fill: #224a2e }
   }
 """
@@ -89,7 +89,7 @@ DIAGRAMS = {
             "ACTIVE": Box(1, 0, "ACTIVE|a request uses it"),
             "CACHED": Box(2, 0, "CACHED|held until its|deadline"),
             "FENCED": Box(2, 1, "FENCED|device work may|touch it", "end"),
-            "DIRTY": Box(1, 1, "DIRTY|waits for its scrub", "end"),
+            "DIRTY": Box(0, 1, "DIRTY|waits for its scrub", "end"),
             "QUARANTINED": Box(1, 2, "QUARANTINED|never handed out", "end"),
         },
         (
@@ -165,7 +165,8 @@ def drawn(diagram: Diagram) -> str:
         '<polygon points="0,0 8,4 0,8" fill="#555"/></marker></defs>',
     ]
     ways = {(arrow.start, arrow.end) for arrow in diagram.arrows}
-    parts += [_line(diagram.boxes, arrow, both=(arrow.end, arrow.start) in ways) for arrow in diagram.arrows]
+    drawn_arrows = [_line(diagram.boxes, arrow, both=(arrow.end, arrow.start) in ways) for arrow in diagram.arrows]
+    parts += [line for line, _ in drawn_arrows] + [label for _, label in drawn_arrows if label]
     parts += [_box(box) for box in diagram.boxes.values()]
     return "\n".join([*parts, "</svg>"]) + "\n"
 
@@ -184,8 +185,8 @@ def _box(box: Box) -> str:
     return f'<rect class="{box.kind}" x="{x:g}" y="{y:g}" width="{WIDTH}" height="{HEIGHT}"/>{texts}'
 
 
-def _line(boxes: dict[str, Box], arrow: Arrow, *, both: bool) -> str:
-    """From the side that faces the other box; `both`: beside the arrow that comes back."""
+def _line(boxes: dict[str, Box], arrow: Arrow, *, both: bool) -> tuple[str, str]:
+    """The line and its label, from the side that faces the other box; `both`: beside the arrow that comes back."""
     start, end = boxes[arrow.start], boxes[arrow.end]
     (x1, y1), (x2, y2) = _corner(start), _corner(end)
     across, down = end.column - start.column, end.row - start.row
@@ -202,10 +203,11 @@ def _line(boxes: dict[str, Box], arrow: Arrow, *, both: bool) -> str:
     kind = ' class="back"' if arrow.dashed else ""
     line = f'<path{kind} d="M{x1:g},{y1:g} L{x2:g},{y2:g}"/>'
     if not arrow.label:
-        return line
-    aside = 0 if across else (-38 if both and down > 0 else 58 if both else 38)
+        return line, ""
+    beside = 10 + 3 * len(arrow.label)
+    aside = 0 if across else -beside if both and down > 0 else beside
     text = f'<text class="label" x="{(x1 + x2) / 2 + aside:g}" y="{(y1 + y2) / 2 - 4:g}">{escape(arrow.label)}</text>'
-    return line + text
+    return line, text
 
 
 def write(folder: Path = FOLDER, *, check: bool = False) -> list[Path]:
