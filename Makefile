@@ -18,7 +18,7 @@ IN_PARALLEL := --forks 4
 test test-fast test-system test-loaded durations: export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE # suites start hundreds of processes; each would compile everything again
 
-.PHONY: setup run dist test test-loaded durations test-fast test-system test-engines test-newest test-oscal check docs tables editor bench soak clean
+.PHONY: setup run dist release test test-loaded durations test-fast test-system test-engines test-newest test-oscal check docs tables editor bench soak clean
 
 $(READY): pyproject.toml packaging/testkit/pyproject.toml constraints.txt requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -75,6 +75,9 @@ check: $(READY) ## format, lint, types
 
 dist: $(READY) $(COMMANDS) ## wheels, a source distribution, an SBOM and checksums of the newest commit in dist/; the same commit, the same bytes
 	$(BIN)/python packaging/dist.py dist
+
+release: $(READY) $(COMMANDS) ## a signed release of the newest commit in dist/, built twice; KEY=FILE (packaging/release.py --new-key FILE)
+	@$(BIN)/python packaging/release.py --key $(or $(KEY),$(error name the private key: make release KEY=release.pem)) dist
 
 docs: $(READY) $(COMMANDS) ## build the site of docs/ in site/; fails on a broken link or anchor, a page without navigation, a stale table
 	@$(BIN)/python docs/tables.py --check
