@@ -212,13 +212,13 @@ def test_copies_end_as_ever_while_a_service_is_away_for_too_long(
     acme, beta = place.label("acme"), place.label("beta")
     assert [place.keep(label, "p", 4) for label in (acme, beta)] == [4, 4]
     assert place.keep(beta, "short", 4, lives_us=1_000_000) == 4
-    found = place.tier.lookup(beta, keys_of("p", 4), 0)
+    kept = place.tier.lookup(beta, keys_of("p", 4), 0)
     now = service_wrapping.time.monotonic()
     with monkeypatch.context() as away:
         away.setattr(service_wrapping.time, "monotonic", lambda: now + 61)
         away.setattr(port._probes, "submit", lambda _: None)  # else the service, which is there, answers
         assert place.bring(beta, "p", 4) == 0, "nothing is opened"
-        assert place.tier.load(beta, keys_of("p", 4), 0, found, lambda *_: None) == []
+        assert place.tier.load(beta, keys_of("p", 4), 0, kept, lambda *_: None) == []
         assert place.tier.erase("e", Selector("acme"), 0).done
         place.world.clock.advance(2_000_000)
         assert place.tier.expire() == 1
