@@ -8,6 +8,7 @@ import json
 import os
 import random
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -115,6 +116,19 @@ def unconfigured_logs() -> Iterator[None]:
     logger = sys.modules.get("kvcustody.logger")
     if logger is not None:
         logger.configure_logging(lambda: None)  # what a test asked for, and nothing was logged by
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ended_guards() -> Iterator[None]:
+    """A worker or service that a file leaves open fails it: its threads fail later, in the tests of other files."""
+    before = set(threading.enumerate())
+    yield
+    module = sys.modules.get("kvcustody.guarding_thread")
+    if module is not None:
+        left = [one for one in threading.enumerate() if isinstance(one, module.GuardingThread) and one not in before]
+        for thread in left:
+            thread.join(5)
+        assert not (names := [thread.name for thread in left if thread.is_alive()]), f"left open: {names}"
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,7 @@ LEASED = {
         "look_up_tree": "`attachable`",
         "attachable": "`is_over`",
     },
+    "governance/external/monitored_port.py": {"_attachable_monitored": "of `attachable`"},
     "governance/external/block_keys.py": {
         "_matched": "`attachable` is asked after",
         "_through": "`attachable` is asked after",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -57,11 +58,12 @@ class Ledger:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> SharedWorld:
-    made = SharedWorld(tmp_path, "")
-    made.serve("acme", prompt(99, 2))
-    made.share()
-    return made
+def world(tmp_path: Path) -> Iterator[SharedWorld]:
+    shared = SharedWorld(tmp_path, "")
+    shared.serve("acme", prompt(99, 2))
+    shared.share()
+    yield shared
+    shared.worker.close()
 
 
 def charged(world: SharedWorld) -> dict[str, int]:

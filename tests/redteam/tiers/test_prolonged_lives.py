@@ -112,3 +112,4 @@ def test_a_round_trip_that_began_a_new_life_would_be_found(tmp_path: Path, monke
             if not trip:
                 world.crowd()
             world.wait(500 * SECOND_US)
+    world.worker.close()
