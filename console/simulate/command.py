@@ -114,8 +114,6 @@ def _workload(trace: Path | None, trace_format: str | None, limit: int | None, s
             raise ConfigError(f"--trace-format `{trace_format}` reads a file: name the trace, or leave it out")
         spec = WorkloadSpec(seed=seed, conversations=1500)
         return FleetWorkload("Generated workload", generate(spec).requests[:limit], spec.block_tokens)
-    if trace_format is None:
-        raise ConfigError(f"trace `{trace}`: say what it is with --trace-format ({', '.join(READERS)})")
     opened = open_trace(trace, trace_format)
     requests = [request for request, _ in zip(opened, range(limit or 1 << 62), strict=False)]
     if not requests:

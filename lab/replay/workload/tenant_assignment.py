@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.ids import SessionId, SubjectId, TenantId
 from kvcustody.lab.replay.workload.labels import Label
@@ -17,10 +19,13 @@ def tenant_names(policy: Policy, count: int) -> list[str]:
 
 
 class LabelledPrincipals:
-    """Principals by label; one object per (tenant, subject, session, classification), as an engine would cache them."""
+    """Principals by label; one object per (tenant, subject, session, classification), as an engine would cache them.
 
-    def __init__(self, policy: Policy, tenants: int) -> None:
-        self.names = tenant_names(policy, tenants)
+    Tenants are the policy's, or those `named` by the trace.
+    """
+
+    def __init__(self, policy: Policy, tenants: int, named: Sequence[str] = ()) -> None:
+        self.names = list(named) or tenant_names(policy, tenants)
         self._readable = [self._readable_by(policy, name) for name in self.names]
         self._known: dict[Label, Principal] = {}
 
