@@ -30,7 +30,7 @@ from kvcustody.governance.service.operations.parameter_groups import ParameterGr
 from kvcustody.governance.settings import is_ledger_of, load_settings
 from kvcustody.governance.tiers.transfer_rates import TierUse
 from kvcustody.lab.replay.options import EnvironmentOptions, RunnerOptions, read_policy
-from kvcustody.lab.replay.report import ReplayReport, pressure_findings
+from kvcustody.lab.replay.report import ReplayReport, TenantResult, pressure_findings
 from kvcustody.lab.replay.run import golden_check as golden
 from kvcustody.lab.replay.run.golden_check import Row
 from kvcustody.lab.replay.run.workload_from_options import (
@@ -183,6 +183,9 @@ def replay(
     show_golden: Annotated[
         bool, typer.Option("--golden", help="Compare recorded traces with their reference figures instead.")
     ] = False,
+    brief: Annotated[
+        bool, typer.Option("--brief", help="Print the table by tenant and the answers; the page has everything.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Replay a multi-tenant workload through the Governor and show what policy, isolation and deletion did.
@@ -230,7 +233,7 @@ def replay(
         print_json(report.as_json())
     else:
         console = stdout()
-        print_report(report, console)
+        (print_brief if brief else print_report)(report, console)
         key = options.signing_key_file
         signed = f"signed with {key}" if key.exists() else "signed elsewhere"
         console.print(f"{report.seconds:.1f} s; ledger in {to.ledger}, {signed}, summary in {to.html}")
@@ -396,8 +399,20 @@ LATE_BY_LOAD = "a replay skips only idle time: on a busy machine scrubs are late
 
 
 def print_report(report: ReplayReport, console: Console) -> None:
-    """Print tables by tenant, then custody, coverage and conservation."""
+    """Print tables by tenant, then custody, coverage and conservation, then the answers."""
     rows = [*report.shown_tenants, report.totals]
+    _print_tenants(report, rows, console)
+    _print_details(report, rows, console)
+    print_answers(report, console)
+
+
+def print_brief(report: ReplayReport, console: Console) -> None:
+    """Print the table by tenant and the answers."""
+    _print_tenants(report, [*report.shown_tenants, report.totals], console)
+    print_answers(report, console)
+
+
+def _print_tenants(report: ReplayReport, rows: list[TenantResult], console: Console) -> None:
     table = make_table(
         report.title,
         *("tenant", "requests", "prompt tokens", "hit tokens", "prefill avoided", "shared hits"),
@@ -417,6 +432,10 @@ def print_report(report: ReplayReport, console: Console) -> None:
             f"{row.scrubbed_blocks:,}",
         )
     console.print(table)
+
+
+def _print_details(report: ReplayReport, rows: list[TenantResult], console: Console) -> None:
+    """Print what was computed again, ended and denied, then custody, coverage and conservation."""
     again = [row for row in report.tenants if row.recomputed_blocks]
     if again:
         columns = ("blocks computed again", "may have", "would have kept them", "thrashing")
@@ -443,19 +462,16 @@ def print_report(report: ReplayReport, console: Console) -> None:
     if report.tiers:
         _print_tiers(report.tiers, console)
     _print_proofs(report, console)
-    _print_answers(report, console)
     console.print(f"This was a replay of {report.origin} traffic: the ledger says so of all that it recorded.")
 
 
-def _print_answers(report: ReplayReport, console: Console) -> None:
-    """Print what the file does not say, then each question with its answer."""
-    for remark in report.remarks:
-        console.print(Text(remark, "yellow"))
+def print_answers(report: ReplayReport, console: Console) -> None:
+    """Print each question with its answer, and what the trace does not say."""
     if report.answers is not None:
-        table = make_table("Answers", "question", "answer", left=2)
         for question, answer in report.answers.rows():
-            table.add_row(question, answer)
-        console.print(table)
+            console.print(Text.assemble((f"{question}: ", "bold"), answer), soft_wrap=True)
+    for remark in report.remarks:
+        console.print(Text(remark, "yellow"), soft_wrap=True)
 
 
 def _print_custody(report: ReplayReport, console: Console) -> None:

@@ -27,7 +27,7 @@ Examples:
 
     kvcustody simulate fleet --router smg --programs .venv-smg/bin --workers 8
 
-    kvcustody simulate fleet conversation_trace.jsonl --trace-format mooncake --workers 8 --workers 64 --html fleet.html
+    kvcustody simulate fleet conversation_trace.jsonl --workers 8 --workers 64 --html fleet.html
 
 Exit code 1: one tenant finds less than 0.97 of what it finds without doors, tenants find less than 0.95 of what an
 oracle does, or doors differ by more than 0.01.
@@ -48,7 +48,7 @@ def fleet(
     *,
     trace_format: Annotated[
         str | None,
-        typer.Option(help=f"What the trace is: {', '.join(READERS)}.", autocompletion=lambda: list(READERS)),
+        typer.Option(help=f"The trace's format, where it is not recognised: {', '.join(READERS)}.", autocompletion=lambda: list(READERS)),
     ] = None,
     workers: Annotated[
         list[int] | None,

@@ -97,7 +97,7 @@ class ReplayAnswers(NamedTuple):
         best = self.shared_prefixes[0]
         return (
             f"at most {several(self.everybody_tokens - self.tenant_tokens, 'token')}. The best prefix to declare has "
-            f"{several(best.prefix_tokens, 'token')}, was wanted by {several(best.tenants, 'tenant')}, and would give "
+            f"{several(best.prefix_tokens, 'token')} and would save {several(best.tenants, 'tenant')} "
             f"{several(best.tokens, 'token')} (docs/how-to/share-a-prefix.md)"
         )
 

@@ -165,6 +165,7 @@ def _scenario(choice: Choice, policy: str) -> Workload:
 
 
 def _recorded(choice: Choice, trace: Trace, policy: str) -> Workload:
+    skew = load_weights(choice.skew) if choice.skew else None
     wrong = WrongRows()
     requests: Iterable[TraceRequest] = trace.noting(wrong)
     placed: list[TraceRequest] | None = None
@@ -179,7 +180,7 @@ def _recorded(choice: Choice, trace: Trace, policy: str) -> Workload:
     tenants = len(names) or choice.tenants
     if tenants > _TENANTS_MAX:
         raise ConfigError(f"trace `{trace.path}` names {tenants:,} tenants: at most {_TENANTS_MAX:,} can be replayed")
-    weights = load_weights(choice.skew) if choice.skew and not names else zipf_weights(tenants)
+    weights = zipf_weights(tenants) if skew is None or names else skew
     labeller = Labeller(weights, tenants=tenants, seed=choice.seed, unit=choice.unit, named=names)
 
     def jobs() -> Iterator[Job]:

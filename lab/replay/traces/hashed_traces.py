@@ -22,9 +22,9 @@ from kvcustody.lab.replay.traces.model import (
 from kvcustody.lab.replay.traces.rows import (
     STRICT,
     Head,
-    Reading,
-    Sender,
     SenderFields,
+    TraceReading,
+    TraceSender,
     checked_text,
     decode_json,
     in_time_order,
@@ -56,7 +56,7 @@ class Mooncake:
         """Recognise the fields of the first line."""
         return {"input_length", "hash_ids"} <= head.row.keys() and "chat_id" not in head.row
 
-    def read(self, path: Path, how: Reading = STRICT) -> Iterator[TraceRequest]:
+    def read(self, path: Path, how: TraceReading = STRICT) -> Iterator[TraceRequest]:
         """Yield requests in time order; timestamps must not step back, unless rows have delays."""
         delayed = any(b'"delay"' in text for _, text in numbered_lines(path))
         rows = _MooncakeRows(self, path, how, in_order=not delayed)
@@ -67,7 +67,7 @@ class Mooncake:
 class _MooncakeRows:
     """One read of a Mooncake trace: the state between its rows."""
 
-    def __init__(self, reader: Mooncake, path: Path, how: Reading, *, in_order: bool) -> None:
+    def __init__(self, reader: Mooncake, path: Path, how: TraceReading, *, in_order: bool) -> None:
         self._reader, self._path, self._in_order = reader, path, in_order
         self._senders = SenderFields(how.columns)
         self._guesser = SessionGuesser()
@@ -124,7 +124,7 @@ class Bailian:
         """Recognise the fields of the first line."""
         return {"chat_id", "hash_ids"} <= head.row.keys()
 
-    def read(self, path: Path, how: Reading = STRICT) -> Iterator[TraceRequest]:
+    def read(self, path: Path, how: TraceReading = STRICT) -> Iterator[TraceRequest]:
         """Yield requests in time order from the first one's time."""
         rows = _BailianRows(self, path, how)
         numbered = ((rows.line, request) for request in read_rows(path, rows.row, how.refuse))
@@ -134,7 +134,7 @@ class Bailian:
 class _BailianRows:
     """One read of a Bailian trace: chats by their root."""
 
-    def __init__(self, reader: Bailian, path: Path, how: Reading) -> None:
+    def __init__(self, reader: Bailian, path: Path, how: TraceReading) -> None:
         self._reader, self._path = reader, path
         self._senders = SenderFields(how.columns)
         self._numbers = BlockNumbers(SMALL_IDS)
@@ -178,13 +178,13 @@ class Agentic:
         "Each session's start is drawn: the file has times from the start of a session only.",
     )
     described = "JSON lines: a session line, then t, in, out, st, keep and new, blocks of 64 tokens"
-    fix = "see docs/how-to/operate/replay-a-trace.md: a session line, then lines with t, in, out, st, keep, new"
+    fix = "see docs/reference/formats/traces.md: a session line, then lines with t, in, out, st, keep, new"
 
     def recognises(self, head: Head) -> bool:
         """Recognise a session line."""
         return "session" in head.row and not {"input_length", "hash_ids", "event"} & head.row.keys()
 
-    def read(self, path: Path, how: Reading = STRICT) -> Iterator[TraceRequest]:
+    def read(self, path: Path, how: TraceReading = STRICT) -> Iterator[TraceRequest]:
         """Yield requests in file order, with `at_us` from their session's start."""
         yield from read_rows(path, _AgenticRows(self, path, how).row, how.refuse)
 
@@ -192,11 +192,11 @@ class Agentic:
 class _AgenticRows:
     """One read of delta-coded sessions: the chains of the session at hand."""
 
-    def __init__(self, reader: Agentic, path: Path, how: Reading) -> None:
+    def __init__(self, reader: Agentic, path: Path, how: TraceReading) -> None:
         self._reader, self._path = reader, path
         self._senders = SenderFields(how.columns)
         self._header: LineFields | None = None
-        self._sender = Sender()
+        self._sender = TraceSender()
         self._session: Key = ""
         self._chains: dict[int, BlockIds] = {}
         self._turn = 0
@@ -277,7 +277,7 @@ class KvCacheTester:
         text = head.text.lstrip()
         return head.folder or (text.startswith("{") and '"requests"' in text and "conversations" not in text[:4096])
 
-    def read(self, path: Path, how: Reading = STRICT) -> Iterator[TraceRequest]:
+    def read(self, path: Path, how: TraceReading = STRICT) -> Iterator[TraceRequest]:
         """Yield the requests of every file, in the order of file names, with `at_us` from their session's start."""
         files = sorted(path.glob("*.json")) if path.is_dir() else [path]
         if not files:
@@ -297,7 +297,7 @@ class KvCacheTester:
                 how.refuse(error)
 
     def _session(
-        self, path: Path, senders: SenderFields, numbers: BlockNumbers, how: Reading
+        self, path: Path, senders: SenderFields, numbers: BlockNumbers, how: TraceReading
     ) -> Iterator[TraceRequest]:
         text = b"".join(checked_text(path, number, line) for number, line in numbered_lines(path))
         row = LineFields(path, 1, decode_json(path, 1, text, self.fix), self.fix)

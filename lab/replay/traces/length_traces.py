@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from kvcustody.lab.replay.traces.model import MAX_REQUEST_TOKENS, LineFields, TraceRequest, trace_error
-from kvcustody.lab.replay.traces.rows import STRICT, Head, Reading, SenderFields, in_time_order, read_rows
+from kvcustody.lab.replay.traces.rows import STRICT, Head, SenderFields, TraceReading, in_time_order, read_rows
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 NO_CONTENT = "The file has lengths and no content, so no prompt repeats another and nothing can be found."
@@ -27,7 +27,7 @@ class _LengthRows:
     """One read of a CSV of lengths: the state between its rows."""
 
     def __init__(
-        self, reader: _LengthTrace, path: Path, how: Reading, time_us: Callable[[LineFields, str], int]
+        self, reader: _LengthTrace, path: Path, how: TraceReading, time_us: Callable[[LineFields, str], int]
     ) -> None:
         self._reader, self._path, self._time_us = reader, path, time_us
         self._size = how.block_tokens or reader.block_tokens
@@ -80,7 +80,7 @@ class _LengthTrace:
         """Recognise the header."""
         return bool(head.lines) and set(self.columns) <= set(_cells(head.lines[0]))
 
-    def read(self, path: Path, how: Reading = STRICT) -> Iterator[TraceRequest]:
+    def read(self, path: Path, how: TraceReading = STRICT) -> Iterator[TraceRequest]:
         """Yield requests in time order from the first one's time; their block ids are synthetic and never shared."""
         rows = _LengthRows(self, path, how, self.time_us)
         numbered = ((rows.line, request) for request in read_rows(path, rows.row, how.refuse))

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvcustody.errors import TraceError
-from kvcustody.lab.replay.traces.conversations import ShareGpt
 from kvcustody.lab.replay.traces.hashed_traces import Agentic, Bailian, KvCacheTester, Mooncake
 from kvcustody.lab.replay.traces.length_traces import AzureLlm, BurstGpt
-from kvcustody.lab.replay.traces.logged_prompts import SglangLog, VllmLog
 from kvcustody.lab.replay.traces.model import TraceRequest
-from kvcustody.lab.replay.traces.rows import Reader, Reading, open_file, read_head
+from kvcustody.lab.replay.traces.rows import Reader, TraceReading, open_file, read_head
+from kvcustody.lab.replay.traces.text_traces import SglangLog, ShareGpt, VllmLog
 from kvcustody.plurals import several
 
 READERS: dict[str, Reader] = {
@@ -67,11 +66,11 @@ class Trace:
         """
         if self.skip_wrong_rows:
             return self.noting(WrongRows())
-        return self.reader.read(self.path, Reading(self.columns, block_tokens=self.block_tokens))
+        return self.reader.read(self.path, TraceReading(self.columns, block_tokens=self.block_tokens))
 
     def noting(self, wrong: WrongRows) -> Iterator[TraceRequest]:
         """Read the file from its start; wrong rows go to `wrong`, and the reading goes on."""
-        return self.reader.read(self.path, Reading(self.columns, wrong.add, self.block_tokens))
+        return self.reader.read(self.path, TraceReading(self.columns, wrong.add, self.block_tokens))
 
 
 class WrongRows:

@@ -1,7 +1,7 @@
 """Reading a trace row by row: its lines, the sender that a row names, and what becomes of a wrong row.
 
-1. A wrong row is refused by file, line, field, value and remedy. `Reading.refuse` decides what follows: it raises, or
-   it takes note and the reader goes on with the next row.
+1. A wrong row is refused by file, line, field, value and remedy. `TraceReading.refuse` decides what follows: it raises,
+   or it takes note and the reader goes on with the next row.
 2. A tenant, session or subject is in every row or in none: a row that differs from the first one is wrong.
 3. Damage below the text (a cut gzip stream) ends the reading whatever `refuse` does: no row follows it.
 """
@@ -34,7 +34,7 @@ def raise_error(error: TraceError) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TraceReading:
     """How to read a trace.
 
     Args:
@@ -48,7 +48,7 @@ class Reading:
     block_tokens: int | None = None
 
 
-STRICT: Final = Reading()
+STRICT: Final = TraceReading()
 
 
 class Reader(Protocol):
@@ -68,7 +68,7 @@ class Reader(Protocol):
     def recognises(self, head: Head) -> bool:
         """Return whether a file that begins so has this format."""
 
-    def read(self, path: Path, how: Reading = STRICT) -> Iterator[TraceRequest]:
+    def read(self, path: Path, how: TraceReading = STRICT) -> Iterator[TraceRequest]:
         """Yield requests, in time order unless sessions are relative.
 
         Raises:
@@ -116,7 +116,7 @@ def read_head(path: Path) -> Head:
     return Head(False, text, lines, tuple(rows))
 
 
-class Sender(NamedTuple):
+class TraceSender(NamedTuple):
     """What a row says of its sender."""
 
     tenant: str | None = None
@@ -132,26 +132,28 @@ class SenderFields:
         self._given: dict[str, bool] | None = None
         self._fields: dict[tuple[str, ...], dict[str, str]] = {}
 
-    def read(self, row: LineFields) -> Sender:
+    def read(self, row: LineFields) -> TraceSender:
         """Return the sender that a row names; raises `TraceError` where it is malformed or missing."""
         fields = self._fields_of(row)
-        found: dict[str, Key] = {}
+        stated: dict[str, Key] = {}
         for role, name in fields.items():
             if name not in row:
                 raise row.error(name, None, f"missing field (--column {role}={name}; it has {', '.join(row.names)})")
             value = row.key(name, "")
             if role != "session":
                 value = self._checked(row, role, name, str(value))
-            found[role] = value
+            stated[role] = value
         given = {role: role in fields for role in SENDER_ROLES}
         if self._given is None:
             self._given = given
         for role in SENDER_ROLES:
             if given[role] != self._given[role]:
                 name = fields.get(role, role)
-                told = f"rows before this one have {'a' if self._given[role] else 'no'} {role}, and this one differs"
-                raise row.error(name, found.get(role), told)
-        return Sender(found.get("tenant"), found.get("session"), found.get("subject"))  # type: ignore[arg-type]
+                expected = (
+                    f"rows before this one have {'a' if self._given[role] else 'no'} {role}, and this one differs"
+                )
+                raise row.error(name, stated.get(role), expected)
+        return TraceSender(stated.get("tenant"), stated.get("session"), stated.get("subject"))  # type: ignore[arg-type]
 
     def _fields_of(self, row: LineFields) -> dict[str, str]:
         names = tuple(row.names)

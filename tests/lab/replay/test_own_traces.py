@@ -273,13 +273,13 @@ REFUSED: dict[str, tuple[str, int, str, str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_wrong_row_is_refused_by_line_field_and_remedy(tmp_path: Path, name: str) -> None:
-    text, line, field, told = REFUSED[name]
+    text, line, field, remedy = REFUSED[name]
     path = tmp_path / "trace"
     path.write_text(text)
     with pytest.raises(TraceError) as caught:
         load_workload(Choice(path), 16, "p")
     assert (caught.value.operands["line"], caught.value.operands["field"]) == (line, field)
-    assert caught.value.message.startswith(f"{path}:{line}:") and told in caught.value.message
+    assert caught.value.message.startswith(f"{path}:{line}:") and remedy in caught.value.message
 
 
 def test_ten_wrong_rows_are_shown_and_the_others_counted(tmp_path: Path) -> None:

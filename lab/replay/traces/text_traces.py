@@ -1,14 +1,17 @@
-"""Readers of engines' own request logs: vLLM's and SGLang's, with prompts as text or token ids.
+"""Readers of traces that have prompts as text or token ids: the logs of vLLM and SGLang, and ShareGPT's conversations.
 
 1. A log's other lines are no rows: they are passed over.
 2. A prompt that the log left out or cut short is a wrong row: what is left of it would find what the request did not.
-3. Where the log has token ids, blocks are cut by them; otherwise by the text's bytes (see `block_numbers`).
+3. Where there are token ids, blocks are cut by them; otherwise by the text's bytes (see `block_numbers`).
+4. Each answer of a conversation makes a request: its prompt is everything that was said before. The next question
+   follows the answer after `THINK_SECONDS`. A file is read one conversation at a time, however large it is.
 """
 
 from __future__ import annotations
 
 import ast
 import datetime
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -19,12 +22,13 @@ import orjson
 
 from kvcustody.errors import TraceError
 from kvcustody.lab.replay.traces.block_numbers import BlockNumbers, SessionGuesser, text_tokens
-from kvcustody.lab.replay.traces.model import LineFields, TraceRequest
+from kvcustody.lab.replay.traces.hashed_traces import DECODE_US
+from kvcustody.lab.replay.traces.model import LineFields, TraceRequest, trace_error
 from kvcustody.lab.replay.traces.rows import (
     STRICT,
     Head,
-    Reading,
     SenderFields,
+    TraceReading,
     checked_text,
     numbered_lines,
 )
@@ -38,7 +42,7 @@ _IDS = r"\[[\d, ]*\]"
 class _LoggedRequests:
     """The requests of one log, in the order in which they were logged, with what became known of each later."""
 
-    def __init__(self, path: Path, how: Reading, block_tokens: int, fix: str) -> None:
+    def __init__(self, path: Path, how: TraceReading, block_tokens: int, fix: str) -> None:
         self._path, self.fix, self.how = path, fix, how
         self._size = how.block_tokens or block_tokens
         self._senders = SenderFields(how.columns)
@@ -90,7 +94,7 @@ class _LogReader:
     assumptions: tuple[str, ...] = (TEXT_IS_COUNTED, _NO_ANSWER)
     fix: str
 
-    def read(self, path: Path, how: Reading = STRICT) -> Iterator[TraceRequest]:
+    def read(self, path: Path, how: TraceReading = STRICT) -> Iterator[TraceRequest]:
         """Yield requests in time order from the first one's time. The whole log is read first: answers come later."""
         log = _LoggedRequests(path, how, self.block_tokens, self.fix)
         lines = self.lines(log)
@@ -166,10 +170,10 @@ class _VllmLines(_LogLines):
         name = received["id"]
         row = self._log.fields(number, {"request_id": name})
         at_us = self._time_us(row, line[: received.start()])
-        told = self._details.pop(name, line[received.end() :])
-        ids = _PROMPT_IDS.search(told)
+        details = self._details.pop(name, line[received.end() :])
+        ids = _PROMPT_IDS.search(details)
         tokens: list[int] = orjson.loads(ids["ids"]) if ids is not None and ids["ids"] != "None" else []
-        text = _PROMPT.match(told)
+        text = _PROMPT.match(details)
         prompt = ast.literal_eval(text["text"]) if text is not None else None
         if prompt is None and not tokens:
             raise row.error("prompt", None, "the log has no prompt of this request")
@@ -232,9 +236,9 @@ class _SglangLines(_LogLines):
                 self._log.answer(name["rid"], int(tokens[-1]))
 
     def _received(self, number: int, line: str, received: re.Match[str]) -> None:
-        told = line[received.end() :]
-        headers = _HEADERS.search(told)
-        name = _RID.search(told)
+        fields_text = line[received.end() :]
+        headers = _HEADERS.search(fields_text)
+        name = _RID.search(fields_text)
         fields = ast.literal_eval(headers[1]) if headers is not None else {}
         row = self._log.fields(number, {**fields, **({} if name is None else {"rid": name["rid"]})})
         rid = str(row.raw("rid"))
@@ -242,7 +246,7 @@ class _SglangLines(_LogLines):
             return
         stamp = _SGLANG_TIME.search(line[: received.start()])
         at_us = self._time_us(row, None if stamp is None else stamp[1])
-        ids, text = _INPUT_IDS.search(told), _TEXT.search(told)
+        ids, text = _INPUT_IDS.search(fields_text), _TEXT.search(fields_text)
         for field, match in (("input_ids", ids), ("text", text)):
             if match is not None and match["cut"]:
                 raise row.error(field, match[0], _CUT)
@@ -299,3 +303,117 @@ class _SglangLines(_LogLines):
 
 
 _CUT_LENGTH = 2048 + len("...")
+
+
+THINK_SECONDS: Final = 25
+_ANSWERS = frozenset({"gpt", "chatgpt", "assistant", "bing", "bard", "model"})
+_OTHERS = frozenset({"human", "user", "system", "tool", "function_call", "observation"})
+
+
+class ShareGpt:
+    """ShareGPT conversations: an array of them, or one a line, each with its messages by speaker."""
+
+    block_tokens = 16
+    blocks_fixed = False
+    relative_sessions = True
+    has_content = True
+    assumptions: tuple[str, ...] = (
+        TEXT_IS_COUNTED,
+        f"The file has no times: starts are drawn, and a question follows an answer after {THINK_SECONDS} s.",
+    )
+    described = "JSON: conversations, each a list of messages with from and value, or role and content"
+    fix = 'expected {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}'
+
+    def recognises(self, head: Head) -> bool:
+        """Recognise conversations."""
+        start = head.text.lstrip()
+        return start[:1] in {"[", "{"} and '"conversations"' in start and '"hash_ids"' not in start
+
+    def read(self, path: Path, how: TraceReading = STRICT) -> Iterator[TraceRequest]:
+        """Yield the requests of each conversation, with `at_us` from its start."""
+        size = how.block_tokens or self.block_tokens
+        numbers, senders = BlockNumbers(), SenderFields(how.columns)
+        for index, (line, document) in enumerate(_documents(path, self.fix)):
+            try:
+                row = LineFields(path, line, document, f"{self.fix} (conversation {index})")
+                requests = self._requests(row, index, senders, numbers, size)
+            except TraceError as error:
+                how.refuse(error)
+                continue
+            yield from requests
+
+    def _requests(
+        self, row: LineFields, index: int, senders: SenderFields, numbers: BlockNumbers, size: int
+    ) -> list[TraceRequest]:
+        messages = row.raw("conversations")
+        if not isinstance(messages, list):
+            raise row.error("conversations", messages, "expected a list of messages")
+        sender = senders.read(row)
+        session = (row.key("id", index) if "id" in row else index) if sender.session is None else sender.session
+        text, at_us, requests = b"", 0, list[TraceRequest]()
+        for place, message in enumerate(messages):
+            is_answer, content = self._message(row, place, message)
+            if is_answer and text:
+                answer = text_tokens(content)
+                blocks = numbers.of_text(text + content, size)
+                tokens = text_tokens(text)
+                turn = len(requests)
+                requests.append(
+                    TraceRequest(
+                        at_us, tokens, answer, blocks, session, session, session, turn, 0, sender.tenant, sender.subject
+                    )
+                )
+                at_us += answer * DECODE_US + THINK_SECONDS * 1_000_000
+            text += content
+        return requests
+
+    @staticmethod
+    def _message(row: LineFields, place: int, message: object) -> tuple[bool, bytes]:
+        where = f"conversations[{place}]"
+        if not isinstance(message, dict):
+            raise row.error(where, message, "expected a message")
+        speaker, content = message.get("from", message.get("role")), message.get("value", message.get("content"))
+        if speaker not in _ANSWERS | _OTHERS:
+            known = ", ".join(sorted(_ANSWERS | _OTHERS))
+            raise row.error(f"{where}.from", speaker, f"expected a speaker ({known})")
+        if not isinstance(content, str):
+            raise row.error(f"{where}.value", content, "expected text")
+        return speaker in _ANSWERS, f"{speaker}: {content}\n".encode(errors="replace")
+
+
+def _documents(path: Path, fix: str) -> Iterator[tuple[int, object]]:
+    """Yield each value of an array, or of lines, with the line that it begins in."""
+    decoder, text, at, begun = json.JSONDecoder(), "", 0, 1
+    wanted = 0  # a value that did not end yet is tried again when as much more is there
+    lines = numbered_lines(path)
+    while True:
+        line = next(lines, None)
+        if line is not None:
+            number, raw = line
+            if not text.strip():
+                begun, text, at = number, "", 0
+            text += checked_text(path, number, raw).decode()
+            if len(text) < wanted:
+                continue
+        while True:
+            while at < len(text) and text[at] in " \t\r\n,[]":
+                begun += text[at] == "\n"
+                at += 1
+            if at == len(text):
+                text, at, wanted = "", 0, 0
+                break
+            try:
+                document, end = decoder.raw_decode(text, at)
+            except json.JSONDecodeError as error:
+                text, at = text[at:], 0
+                wanted = 2 * len(text)
+                if line is None:
+                    raise trace_error(
+                        path, begun, "", text[:80].strip(), expected=f"not JSON ({error.msg})", fix=fix
+                    ) from None
+                break
+            yield begun, document
+            begun += text.count("\n", at, end)
+            at = end
+        if line is None:
+            return
