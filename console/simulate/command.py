@@ -48,7 +48,10 @@ def fleet(
     *,
     trace_format: Annotated[
         str | None,
-        typer.Option(help=f"The trace's format, where it is not recognised: {', '.join(READERS)}.", autocompletion=lambda: list(READERS)),
+        typer.Option(
+            help=f"The trace's format, where it is not recognised: {', '.join(READERS)}.",
+            autocompletion=lambda: list(READERS),
+        ),
     ] = None,
     workers: Annotated[
         list[int] | None,
