@@ -1,0 +1,103 @@
+"""`kvcustody top --tenant` and `--sort`; and where `policy history` looks for its trust file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvcustody.audit.evidence.subjects.subject_key_store import open_subject_keys
+from kvcustody.audit.kinds import ResidencyOpened, WorkerStarted
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.clock import SystemClock
+from kvcustody.console.live.top import TenantOrder, _tenants
+from kvcustody.console.main import app
+from kvcustody.console.policy.release_options import TRUST, trust_file
+from kvcustody.errors import ConfigError
+from kvcustody.governance.observability.serving_summary import SeenWorker
+from standins import builders
+
+SEEN = [
+    SeenWorker("gpu-0", 1, False, {}, {"acme": 9, "globex": 4}, {"recomputed_blocks": {"globex": 7.0}}),
+    SeenWorker("gpu-1", 1, False, {}, {"acme": 1}, {"thrashing": {"globex": 1.0}, "active_tokens": {"initech": 20.0}}),
+]
+
+
+@pytest.mark.parametrize(
+    ("order", "names"),
+    [
+        ("thrashing", ["globex", "acme", "initech"]),
+        ("tenant", ["acme", "globex", "initech"]),
+        ("blocks", ["acme", "globex", "initech"]),
+        ("tokens", ["initech", "acme", "globex"]),
+        ("again", ["globex", "acme", "initech"]),
+    ],
+)
+def test_tenants_come_in_the_order_that_is_named(order: str, names: list[str]) -> None:
+    assert [row["tenant"] for row in _tenants(SEEN, TenantOrder(order))] == names
+
+
+@pytest.fixture
+def held(tmp_path: Path, migrated: Path) -> Iterator[Path]:
+    """A ledger of a worker that runs, with three requests of ada and one of bob, and one denial."""
+    ledger = tmp_path / "ledger.db"
+    shutil.copy(migrated, ledger)
+    url = f"sqlite:///{ledger}"
+    engine, keys = open_store(url), open_subject_keys(url, None, clear=False)
+    writer = builders.writer(engine, tmp_path / "spill", worker="gpu-0", keys=keys)
+    now_us = SystemClock().now_us()
+    writer.submit([WorkerStarted(now_us, "gpu-0", 8, 1, 4096, "cpu", "test")])
+    for number, person in enumerate(("ada", "ada", "ada", "bob")):
+        opened = ResidencyOpened(now_us, number, "acme", person, None, False, "internal", (), (), ("own",), 1, 9)
+        writer.submit([opened])
+    assert writer.flush(60)
+    yield ledger
+    writer.close(60)
+    engine.dispose()
+
+
+def test_a_tenants_row_leads_to_its_subjects(held: Path) -> None:
+    words = ["top", "--once", "--ledger", str(held), "--tenant", "acme"]
+    document = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    assert [row["running"] for row in document["subjects"]] == [3, 1]
+    assert document["subjects"][0]["subject"] not in {"ada", ""}, "people by pseudonym"
+    assert document["denials"] == [] and document["refused"] == ""
+    text = CliRunner().invoke(app, words).stdout
+    assert "2 of 2 subjects with something now" in text and "kvcustody custody live --tenant acme" in text
+
+
+def test_denials_of_a_tenant_are_counted_by_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = CliRunner().invoke(app, ["replay", "--limit", "120", "--pool-blocks", "512", "--json"])
+    assert made.exit_code == 0, made.output
+    row = next(row for row in json.loads(made.stdout)["tenants"] if row["denials"])
+    words = ["top", "--once", "--json", "--ledger", "kvcustody.db", "--tenant", row["tenant"]]
+    denials = json.loads(CliRunner().invoke(app, words).stdout)["denials"]
+    assert denials and {denial["rule"] for denial in denials} <= row["denials"].keys()
+
+
+def test_a_trust_file_is_looked_for_and_the_places_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = tmp_path / "own.toml"
+    assert trust_file(named, "release") == named, "what is named is taken"
+    with pytest.raises(ConfigError) as caught:
+        trust_file(TRUST, "release")
+    told = caught.value.message
+    assert str(tmp_path / "trust.toml") in told and "policy_trust" in told and "--trust" in told
+    assert "There is one" not in told
+    (tmp_path / "release").mkdir()
+    (tmp_path / "release" / "trust.toml").touch()
+    with pytest.raises(ConfigError, match=r"There is one at `release/trust\.toml`: name it if you trust"):
+        trust_file(TRUST, "release")
+    config = tmp_path / "service.toml"
+    config.write_text(f'policy_trust = "{named}"\n')
+    monkeypatch.setenv("KVCUSTODY_SERVICE_CONFIG", str(config))
+    assert trust_file(TRUST, "release") == named, "the service's own settings are the operator's"
+    (tmp_path / "trust.toml").touch()
+    assert trust_file(TRUST, "release") == TRUST
+    shown = CliRunner().invoke(app, ["policy", "history", "--trust", "absent.toml"])
+    assert shown.exit_code == 2 and "absent.toml" in shown.stderr
