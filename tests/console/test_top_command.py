@@ -71,8 +71,11 @@ def test_a_tenants_row_leads_to_its_subjects(held: Path) -> None:
 
 
 def test_denials_of_a_tenant_are_counted_by_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a replay whose one session is drawn to be restricted, which regulated-saas never reuses."""
     monkeypatch.chdir(tmp_path)
-    made = CliRunner().invoke(app, ["replay", "--limit", "120", "--pool-blocks", "512", "--json"])
+    rows = [{"timestamp": at, "input_length": 1024, "output_length": 2, "hash_ids": [1, 2]} for at in (0, 900)]
+    Path("t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = CliRunner().invoke(app, ["replay", "t.jsonl", "--pool-blocks", "64", "--json"])
     assert made.exit_code == 0, made.output
     row = next(row for row in json.loads(made.stdout)["tenants"] if row["denials"])
     words = ["top", "--once", "--json", "--ledger", "kvcustody.db", "--tenant", row["tenant"]]
