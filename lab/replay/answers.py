@@ -119,7 +119,7 @@ class ReplayAnswers(NamedTuple):
         )
         return (
             f"{ledger.leaves / ledger.requests:.1f} leaves and {disk:,.0f} bytes on disk a request; "
-            f"{disk * self.requests_per_day / 1e9:.2f} GB a day at this trace's rate, "
+            f"{_size_text(disk * self.requests_per_day)} a day at this trace's rate, "
             f"{self.requests_per_day:,.0f} requests a day{rough}"
         )
 
@@ -146,3 +146,10 @@ def answers_of(
         ledger,
         requests * DAY_US / max(span_us, 1_000_000),
     )
+
+
+def _size_text(size: float) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
+        if size >= scale:
+            return f"{size / scale:,.1f} {unit}"
+    return f"{size / 1e3:,.1f} kB"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvcustody.governance.identity.principal import Principal
+from kvcustody.errors import IdentityError
+from kvcustody.governance.identity.principal import Principal, check_identifier
 from kvcustody.ids import SessionId, SubjectId, TenantId
+from kvcustody.lab.replay.traces.model import Key
+from kvcustody.lab.replay.traces.seeded_draws import name_digest
 from kvcustody.lab.replay.workload.labels import Label
 from kvcustody.policies.document.model import Policy
 
@@ -37,7 +40,7 @@ class LabelledPrincipals:
                 issuer=ISSUER,
                 tenant=TenantId(self.names[label.tenant]),
                 subject=SubjectId(label.subject),
-                session=SessionId(f"s-{label.session}"),
+                session=_session_id(label.session),
                 classification=label.classification,
             )
         return principal
@@ -57,3 +60,12 @@ class LabelledPrincipals:
             elif name in segment.tenants:
                 readable.update(segment.tenants)
         return tuple(rank for rank, other in enumerate(self.names) if other in readable)
+
+
+def _session_id(session: Key) -> SessionId:
+    """Return a session's identifier; a trace's own name that may not be one stands as its digest."""
+    name = f"s-{session}"
+    try:
+        return SessionId(check_identifier("session", name))
+    except IdentityError:
+        return SessionId(f"s-{name_digest(0, session).hex()}")

@@ -333,6 +333,14 @@ def test_own_tenants_and_subjects_are_used(tmp_path: Path) -> None:
     }
 
 
+def test_a_session_may_have_a_name_that_is_no_identifier(tmp_path: Path) -> None:
+    path = tmp_path / "chats.json"
+    path.write_text(json.dumps([spoken("a b/..", PROMPT, "Yes."), spoken("c" * 400, PROMPT, "Yes.")]))
+    workload = load_workload(Choice(path), 16, "p")
+    principals = LabelledPrincipals(read_policy("regulated-saas"), workload.tenants)
+    assert len({principals.principal(label).session for _, label in workload.jobs}) == 2
+
+
 def test_a_file_without_tenants_is_told_so_with_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     path.write_text(OWN)
