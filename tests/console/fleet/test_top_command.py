@@ -1,4 +1,4 @@
-"""`kvcustody top --tenant` and `--sort`; and where `policy history` looks for its trust file."""
+"""`kvcustody top`: the order of tenants (`--sort`), and what one tenant's row leads to (`--tenant`)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from kvcustody.audit.store.database.engine import open_store
 from kvcustody.clock import SystemClock
 from kvcustody.console.live.top import TenantOrder, _tenants
 from kvcustody.console.main import app
-from kvcustody.console.policy.release_options import TRUST, trust_file
-from kvcustody.errors import ConfigError
 from kvcustody.governance.observability.serving_summary import SeenWorker
 from standins import builders
 
@@ -81,26 +79,3 @@ def test_denials_of_a_tenant_are_counted_by_rule(tmp_path: Path, monkeypatch: py
     words = ["top", "--once", "--json", "--ledger", "kvcustody.db", "--tenant", row["tenant"]]
     denials = json.loads(CliRunner().invoke(app, words).stdout)["denials"]
     assert denials and {denial["rule"] for denial in denials} <= row["denials"].keys()
-
-
-def test_a_trust_file_is_looked_for_and_the_places_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    named = tmp_path / "own.toml"
-    assert trust_file(named, "release") == named, "what is named is taken"
-    with pytest.raises(ConfigError) as caught:
-        trust_file(TRUST, "release")
-    told = caught.value.message
-    assert str(tmp_path / "trust.toml") in told and "policy_trust" in told and "--trust" in told
-    assert "There is one" not in told
-    (tmp_path / "release").mkdir()
-    (tmp_path / "release" / "trust.toml").touch()
-    with pytest.raises(ConfigError, match=r"There is one at `release/trust\.toml`: name it if you trust"):
-        trust_file(TRUST, "release")
-    config = tmp_path / "service.toml"
-    config.write_text(f'policy_trust = "{named}"\n')
-    monkeypatch.setenv("KVCUSTODY_SERVICE_CONFIG", str(config))
-    assert trust_file(TRUST, "release") == named, "the service's own settings are the operator's"
-    (tmp_path / "trust.toml").touch()
-    assert trust_file(TRUST, "release") == TRUST
-    shown = CliRunner().invoke(app, ["policy", "history", "--trust", "absent.toml"])
-    assert shown.exit_code == 2 and "absent.toml" in shown.stderr
