@@ -124,7 +124,7 @@ class _LogLines:
 class VllmLog(_LogReader):
     """vLLM's log of requests: of releases that log the prompt itself, and of newer ones with debug lines."""
 
-    described = "vLLM's log with --enable-log-requests; from 0.12 on with VLLM_LOGGING_LEVEL=DEBUG, which logs prompts"
+    described = "vLLM's log with --enable-log-requests; newer releases log prompts with VLLM_LOGGING_LEVEL=DEBUG only"
     fix = "run vLLM with --enable-log-requests and VLLM_LOGGING_LEVEL=DEBUG, without --max-log-len"
 
     def recognises(self, head: Head) -> bool:
