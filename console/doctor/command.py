@@ -25,7 +25,7 @@ EPILOG = (
     "It changes nothing. Run it as the user that runs the process: modes and limits are that user's. It exits 1 where "
     "something is a problem."
 )
-_SHOWN = (State.PROBLEM, State.WARNING, State.OK, State.SKIPPED)
+_SHOWN = (State.PROBLEM, State.WARNING, State.OK, State.SKIPPED, State.OPTIONAL)
 _READ_SECONDS = 5.0
 
 
@@ -76,7 +76,7 @@ def _show(findings: list[Diagnosis], *, as_json: bool) -> None:
     title = f"{several(counts[State.PROBLEM], 'problem')}, {several(counts[State.WARNING], 'warning')}, "
     table = make_table(title + f"{counts[State.OK]} checks passed", "check", "", "what is so", "what to do", left=4)
     for each in findings:
-        if each.state is not State.SKIPPED:
+        if each.state not in {State.SKIPPED, State.OPTIONAL}:
             table.add_row(each.check, each.state.value, each.text, each.remedy)
     stdout().print(table, markup=False)
     left_out: dict[str, list[str]] = {}
@@ -85,3 +85,6 @@ def _show(findings: list[Diagnosis], *, as_json: bool) -> None:
             left_out.setdefault(each.text, []).append(each.check)
     for why, names in left_out.items():
         say(f"not checked: {', '.join(dict.fromkeys(names))}: {why}")
+    for each in findings:
+        if each.state is State.OPTIONAL:
+            say(f"not installed: {each.text}: {each.remedy}")

@@ -31,12 +31,13 @@ from kvcustody.governance.settings import Settings
 
 
 class State(StrEnum):
-    """The state of a check: a `problem` stops or weakens something now, a `warning` will."""
+    """The state of a check: a `problem` stops or weakens something now, a `warning` will; `optional` need not be."""
 
     OK = "ok"
     WARNING = "warning"
     PROBLEM = "problem"
     SKIPPED = "skipped"
+    OPTIONAL = "optional"
 
 
 class Diagnosis(NamedTuple):
@@ -152,6 +153,11 @@ def problem(text: str, remedy: str) -> Diagnosis:
 def warning(text: str, remedy: str) -> Diagnosis:
     """Return a warning: something will stop working soon, or is unusual."""
     return Diagnosis(State.WARNING, text, remedy)
+
+
+def optional(text: str, remedy: str) -> Diagnosis:
+    """Return the note that a part is not installed, which nothing here needs."""
+    return Diagnosis(State.OPTIONAL, text, remedy)
 
 
 def skipped(text: str) -> Diagnosis:

@@ -15,6 +15,7 @@ from kvcustody.console.doctor.findings import (
     Diagnosis,
     Examined,
     check,
+    optional,
     problem,
     skipped,
     warning,
@@ -34,6 +35,7 @@ _OPTIONAL = re.compile(
     r"(?P<name>[A-Za-z0-9._-]+)(\[[^]]*\])?(?P<bounds>[^;]*);.*extra == ['\"](?P<extra>[^'\"]+)['\"]"
 )
 _EXTRA_OF = {scheme: scheme for scheme in SCHEMES} | {"valkeys": "valkey"}
+_OF_CHECKOUT = {"testkit": "in the checkout, pip install ./packaging/testkit"}
 _ALSO = {"mooncake-transfer-engine": "mooncake-transfer-engine-non-cuda"}  # the same, under another name
 
 
@@ -111,7 +113,7 @@ def packages(subject: Examined) -> Iterator[Diagnosis]:
         used += [extra for extra, given in (("nats", worker.nats), ("events", worker.kv_events_endpoint)) if given]
     for name, extra, _ in _optional():
         if extra in used and _version(name) is None:
-            yield problem(f"`{name}` is not installed", f"pip install 'kvcustody[{extra}]'")
+            yield problem(f"`{name}` is not installed", install_command(extra))
 
 
 @check("extras", "every optional part is installed")
@@ -122,7 +124,7 @@ def extras(_subject: Examined) -> Iterator[Diagnosis]:
         if extra not in _NOT_OF_USERS and _version(name) is None:
             absent.setdefault(extra, []).append(name)
     for extra, names in absent.items():
-        yield skipped(f"extra `{extra}` lacks {', '.join(names)}: `pip install 'kvcustody[{extra}]'`")
+        yield optional(f"extra `{extra}` lacks {', '.join(names)}", _OF_CHECKOUT.get(extra) or install_command(extra))
 
 
 @check("engines", "every engine that is installed is a known release")
@@ -144,6 +146,11 @@ def engines(_subject: Examined) -> Iterator[Diagnosis]:
             )
     if not versions:
         yield skipped("no engine is installed here")
+
+
+def install_command(extra: str) -> str:
+    """Return the command that completes this installation: pip takes what the extra lacks, and kvcustody as it is."""
+    return f"pip install 'kvcustody[{extra}]'"
 
 
 def _optional() -> Iterator[tuple[str, str, str]]:

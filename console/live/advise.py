@@ -30,7 +30,7 @@ Examples:
 
     kvcustody advise --server https://kv.example:8443 --api-key-file olive.key
 
-    kvcustody advise conversation_trace.jsonl --trace-format mooncake --pool-blocks 4000 --model config.json
+    kvcustody advise conversation_trace.jsonl --pool-blocks 4000 --model config.json
 """
 
 
@@ -39,7 +39,7 @@ class TraceOptions(ParameterGroup):
     """The trace to replay instead of using workers' status."""
 
     trace_format: Annotated[
-        str | None, typer.Option(help="What the trace is, as `replay` has it; `generated` reads no file.")
+        str | None, typer.Option(help="The format, where a trace's own is not recognised; `generated` reads no file.")
     ] = None
     policy: Annotated[str, typer.Option(help="Of a trace: a library policy or a YAML file.")] = "regulated-saas"
     tenants: Annotated[int, typer.Option(min=1, help="Of a trace: how many tenants share it.")] = 8

@@ -3,25 +3,30 @@
 1. What is shown is what workers last said of themselves, ten seconds old at most: of a control plane (`--server`), or
    as the ledger has it. Nothing is asked of an engine.
 2. The first look is since each worker began; later ones are between two looks.
+3. One tenant's rows (`--tenant`) lead on: its subjects hold what the ledger says is running or held, and its denials.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from enum import StrEnum
 from typing import Annotated, Any
 
+import orjson
 import typer
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from kvcustody.console.api.client import asking, call, every_page
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.live.worker_status import worker_statuses
 from kvcustody.console.options import ServiceSource
 from kvcustody.console.render.number_format import size, time_text
+from kvcustody.errors import ServiceError
 from kvcustody.governance.observability.serving_summary import (
     SeenWorker,
     ServingSummary,
@@ -32,9 +37,32 @@ from kvcustody.governance.observability.serving_summary import (
     tier_servings,
 )
 from kvcustody.governance.service.operations.parameter_groups import grouped
-from kvcustody.times import SECOND_US
+from kvcustody.times import SECOND_US, utc
 
-EPILOG = "Example: `kvcustody top --server https://kv.example:8443 --api-key-file olive.key`"
+EPILOG = (
+    "Examples:\n\n    kvcustody top --server https://kv.example:8443 --api-key-file olive.key\n\n"
+    "    kvcustody top --once --sort again\n\n"
+    "    kvcustody top --once --tenant acme"
+)
+
+
+class TenantOrder(StrEnum):
+    """The order of tenants: by name, or by a figure, the largest first."""
+
+    THRASHING = "thrashing"
+    TENANT = "tenant"
+    BLOCKS = "blocks"
+    TOKENS = "tokens"
+    AGAIN = "again"
+
+
+_ORDERS: dict[TenantOrder, Callable[[dict[str, Any]], tuple[Any, ...]]] = {
+    TenantOrder.THRASHING: lambda row: (not row["thrashing"], -row["charged_blocks"], row["tenant"]),
+    TenantOrder.TENANT: lambda row: (row["tenant"],),
+    TenantOrder.BLOCKS: lambda row: (-row["charged_blocks"], row["tenant"]),
+    TenantOrder.TOKENS: lambda row: (-row["active_tokens"], row["tenant"]),
+    TenantOrder.AGAIN: lambda row: (-row["recomputed_blocks"], row["tenant"]),
+}
 
 
 @grouped
@@ -43,34 +71,47 @@ def top(
     source: ServiceSource,
     interval: Annotated[float, typer.Option(min=0.5, max=600, help="Seconds between refreshes.")] = 5.0,
     once: Annotated[bool, typer.Option("--once", help="Print once, and exit.")] = False,
-    tenants: Annotated[int, typer.Option(min=0, max=1000, help="How many tenants to show, the busiest.")] = 10,
+    tenants: Annotated[int, typer.Option(min=0, max=1000, help="How many tenants to show, the first in order.")] = 10,
+    sort: Annotated[TenantOrder, typer.Option(help="The order of tenants; figures: the largest first.")] = (
+        TenantOrder.THRASHING
+    ),
+    tenant: Annotated[
+        str | None, typer.Option(help="Show this tenant alone, once: its workers, subjects and denials.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Watch workers and tenants: hits, time to first token, prefill time avoided, evictions, thrash, waste.
 
     Until Ctrl-C, or once with `--once`, with `--json` or where the output is no terminal. Behind each table stands what
-    its columns mean.
+    its columns mean. `--tenant` leads from a tenant's row to its subjects, requests and denials.
     """
     with worker_statuses(source) as look:
         seen = look()
+        if tenant is not None:
+            document = _of_tenant(seen, tenant, source)
+            if as_json:
+                print_json(document)
+            else:
+                stdout().print(_tenant_shown(document))
+            return
         if as_json:
-            print_json(_document(seen, tenants))
+            print_json(_document(seen, tenants, sort))
             return
         console = stdout()
         if once or not console.is_terminal:
-            console.print(_shown(seen, {}, tenants))
+            console.print(_shown(seen, {}, tenants, sort))
             return
-        with Live(_shown(seen, {}, tenants), console=console, screen=True) as live:
+        with Live(_shown(seen, {}, tenants, sort), console=console, screen=True) as live:
             try:
                 while True:
                     time.sleep(interval)
                     before, seen = {one.worker: one.status for one in seen}, look()
-                    live.update(_shown(seen, before, tenants), refresh=True)
+                    live.update(_shown(seen, before, tenants, sort), refresh=True)
             except KeyboardInterrupt:
                 return
 
 
-def _document(seen: list[SeenWorker], tenants: int) -> dict[str, Any]:
+def _document(seen: list[SeenWorker], tenants: int, sort: TenantOrder) -> dict[str, Any]:
     return {
         "workers": [
             {"worker": one.worker, "age_seconds": one.age_seconds, "silent": one.silent}
@@ -78,12 +119,12 @@ def _document(seen: list[SeenWorker], tenants: int) -> dict[str, Any]:
             | {"tiers": [tier._asdict() for tier in tier_servings(one.status)]}
             for one in seen
         ],
-        "tenants": _tenants(seen)[:tenants],
+        "tenants": _tenants(seen, sort)[:tenants],
     }
 
 
-def _tenants(seen: list[SeenWorker]) -> list[dict[str, Any]]:
-    """Return tenants' figures, summed over workers: tenants that thrash first, then the busiest."""
+def _tenants(seen: list[SeenWorker], sort: TenantOrder = TenantOrder.THRASHING) -> list[dict[str, Any]]:
+    """Return tenants' figures, summed over workers, in order: tenants that thrash first, then the busiest."""
     charged: Counter[str] = Counter()
     measures: dict[str, Counter[str]] = {"active_tokens": Counter(), "recomputed_blocks": Counter()}
     thrashing: set[str] = set()
@@ -103,10 +144,73 @@ def _tenants(seen: list[SeenWorker]) -> list[dict[str, Any]]:
         }
         for name in names
     ]
-    return sorted(rows, key=lambda row: (not row["thrashing"], -row["charged_blocks"], row["tenant"]))
+    return sorted(rows, key=_ORDERS[sort])
 
 
-def _shown(seen: list[SeenWorker], before: Mapping[str, Status], tenants: int) -> Group:
+def _of_tenant(seen: list[SeenWorker], tenant: str, source: ServiceSource) -> dict[str, Any]:
+    """Return a tenant's figures at each worker, the subjects that hold something now, and its denials by rule."""
+    rows = ((worker.worker, row) for worker in seen for row in _tenants([worker]))
+    workers = [{"worker": name, **row} for name, row in rows if row["tenant"] == tenant]
+    document: dict[str, Any] = {"tenant": tenant, "workers": workers, "subjects": None, "denials": None, "refused": ""}
+    try:
+        held, denied = (_rows(source, name, tenant) for name in ("listLive", "listDenials"))
+    except ServiceError as error:
+        if error.operands.get("problem") != "forbidden":
+            raise
+        return document | {"refused": error.message}
+    subjects: dict[str, dict[str, Any]] = {}
+    for row in held:
+        name = row["subject"] or ""
+        of_subject = subjects.setdefault(name, {"subject": name, "running": 0, "held": 0, "until_us": None})
+        of_subject["running" if row["running"] else "held"] += 1
+        of_subject["until_us"] = max(filter(None, (of_subject["until_us"], row["until_us"])), default=None)
+    rules: Counter[str] = Counter()
+    for row in denied:
+        if row["reader"] == tenant:
+            rules[row["rule"]] += row["requests"]
+    ordered = sorted(subjects.values(), key=lambda row: (-row["running"], -row["held"], row["subject"]))
+    denials = [{"rule": rule, "requests": requests} for rule, requests in rules.most_common()]
+    return document | {"subjects": ordered, "denials": denials}
+
+
+def _rows(source: ServiceSource, operation: str, tenant: str) -> list[dict[str, Any]]:
+    with asking(source, operation) as asker:
+        wanted = {"limit": 1000, "tenant": tenant}
+        answer = every_page(asker, operation, wanted, call(asker, operation, wanted))
+        rows: list[dict[str, Any]] = orjson.loads(answer.body)["items"]
+        return rows
+
+
+def _tenant_shown(document: dict[str, Any]) -> Group:
+    tenant = document["tenant"]
+    if not document["workers"] and not document["subjects"] and not document["denials"]:
+        return Group(f"no worker and no leaf has anything of tenant `{tenant}` now; `kvcustody top` lists tenants")
+    workers = make_table(f"{tenant}, by worker", "worker", "blocks", "active tokens", "computed again", "", left=1)
+    for row in document["workers"]:
+        state = Text("thrashing", "bold red") if row["thrashing"] else ""
+        counts = (f"{row[name]:,}" for name in ("charged_blocks", "active_tokens", "recomputed_blocks"))
+        workers.add_row(Text(row["worker"]), *counts, state)
+    parts: list[Table | str] = [workers]
+    if document["refused"]:
+        return Group(*parts, f"subjects and denials are not shown: {document['refused']}")
+    shown = document["subjects"][:_SUBJECTS_SHOWN]
+    count = len(document["subjects"])
+    subjects = make_table(f"{tenant}, {len(shown)} of {count} subjects with something now", *_SUBJECT_COLUMNS, left=1)
+    for row in shown:
+        until = "" if row["until_us"] is None else f"{utc(row['until_us']):%Y-%m-%d %H:%M:%S}"
+        subjects.add_row(Text(row["subject"] or "no subject"), f"{row['running']:,}", f"{row['held']:,}", until)
+    denials = make_table(f"{tenant}, denied reuse by rule", "rule", "requests", left=1)
+    for row in document["denials"]:
+        denials.add_row(Text(row["rule"]), f"{row['requests']:,}")
+    parts += [subjects, denials, f"next: `kvcustody subject show` and `kvcustody custody live --tenant {tenant}`"]
+    return Group(*parts)
+
+
+_SUBJECTS_SHOWN = 20
+_SUBJECT_COLUMNS = ("subject", "requests running", "requests held", "held until, UTC")
+
+
+def _shown(seen: list[SeenWorker], before: Mapping[str, Status], tenants: int, sort: TenantOrder) -> Group:
     if not seen:
         return Group(
             "no worker has reported its status yet; docs/how-to/operate/connect-workers.md shows how to enrol one"
@@ -135,7 +239,7 @@ def _shown(seen: list[SeenWorker], before: Mapping[str, Status], tenants: int) -
         "again: blocks computed again after an eviction · advised: pool blocks that would have kept them"
     )
     parts += _tiers(seen, before)
-    rows = _tenants(seen)
+    rows = _tenants(seen, sort)
     if tenants and rows:
         table = make_table(
             f"tenants, {min(tenants, len(rows))} of {len(rows)}",

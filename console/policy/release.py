@@ -24,6 +24,7 @@ from kvcustody.console.policy.release_options import (
     acts_as_owner,
     read_document,
     signer_of,
+    trust_file,
 )
 from kvcustody.console.policy.review import print_diff
 from kvcustody.console.policy.validate import File
@@ -205,7 +206,9 @@ def revoke(
 ) -> None:
     """Take grants, segments or groups back for good: by an approver, their owner, or in an emergency."""
     signer = signer_of(signing_key)
-    if at.remote.server is not None and acts_as_owner(at.trust, signer):  # who sees its own part of a release alone
+    if at.remote.server is not None and acts_as_owner(
+        trust_file(at.trust, at.store), signer
+    ):  # who sees its own part of a release alone
         with at.owner_consents() as owner:
             revoked = owner.withdraw(ids, signer, reason=reason)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.console.command import Json
-from kvcustody.console.opening import connect, reading
+from kvcustody.console.opening import connect, reading, service_settings
 from kvcustody.console.options import ControlPlane
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import ConfigError, LedgerError
@@ -56,6 +57,7 @@ Reason = Annotated[str, typer.Option("--reason", help="Why; it is recorded.")]
 Note = Annotated[str, typer.Option("--note", help="What changes and why; it is recorded.")]
 
 TRUST, STORE = Path("trust.toml"), "release"
+_SERVICE_CONFIG = "KVCUSTODY_SERVICE_CONFIG"
 _NOWHERE = ControlPlane()
 
 
@@ -70,7 +72,7 @@ class At(ParameterGroup):
 
     def desk(self) -> AbstractContextManager[ReleaseWorkflow]:
         """Return the desk for this release."""
-        return open_workflow(self.store, self.trust, self.remote)
+        return open_workflow(self.store, trust_file(self.trust, self.store), self.remote)
 
     def in_effect(self, state: ReleaseState) -> dict[str, Any] | None:
         """Return the policies that workers run, as the API reports them; None for a folder, whose ledger has no
@@ -87,7 +89,33 @@ class At(ParameterGroup):
 
     def owner_consents(self) -> AbstractContextManager[OwnerConsents]:
         """Return the owner's part in a release at a control plane."""
-        return owner_consents(self.remote, self.trust)
+        return owner_consents(self.remote, trust_file(self.trust, self.store))
+
+
+def trust_file(named: Path, store: str) -> Path:
+    """Return the trust configuration: the named one, or that of the service's settings.
+
+    One beside the store is only pointed at: who can write a release there could choose who may sign it.
+
+    Raises:
+        ConfigError: there is none; it says where this looked.
+    """
+    if named != TRUST or named.exists():
+        return named
+    config = os.environ.get(_SERVICE_CONFIG)
+    settings = service_settings(None if config is None else Path(config), None)
+    if settings.policy_trust is not None:
+        return settings.policy_trust
+    looked = f"looked for `{Path.cwd() / TRUST}` and for `policy_trust` in the service's settings"
+    looked += f" (`{config}`)" if config else f" ({_SERVICE_CONFIG} names none)"
+    place = Path(store.removeprefix("sqlite:///"))
+    beside = [folder / TRUST for folder in (place, place.parent) if (folder / TRUST).is_file() and folder != Path()]
+    there = f" There is one at `{beside[0]}`: name it if you trust whoever writes there." if beside else ""
+    raise ConfigError(
+        f"no trust file: {looked}. Name it with --trust or KVCUSTODY_POLICY_TRUST, or make one with "
+        f"`kvcustody policy trust`.{there}",
+        path=str(named),
+    )
 
 
 def acts_as_owner(trust: Path, signer: Signer) -> bool:

@@ -26,7 +26,7 @@ from kvcustody.times import span
 
 _EPILOG = (
     "Examples:\n\n    kvcustody policy simulate active.yaml policy.yaml --ledger kvcustody.db\n\n"
-    "    kvcustody policy simulate active.yaml policy.yaml --trace conversation_trace.jsonl --trace-format mooncake"
+    "    kvcustody policy simulate active.yaml policy.yaml --trace conversation_trace.jsonl"
 )
 
 
@@ -38,7 +38,9 @@ def add_to(app: typer.Typer) -> None:
 Revision = Annotated[int | None, typer.Option("--revision", help="Only requests recorded under this revision.")]
 BlockTokens = Annotated[int, typer.Option("--block-tokens", min=1, help="Tokens in a block of the ledger.")]
 Trace = Annotated[Path | None, typer.Option("--trace", help="Replay this trace under both policies instead.")]
-TraceFormat = Annotated[str | None, typer.Option("--trace-format", help="As `kvcustody replay --trace-format`.")]
+TraceFormat = Annotated[
+    str | None, typer.Option("--trace-format", help="The trace's format, where it is not recognised.")
+]
 Generated = Annotated[bool, typer.Option("--generated", help="Replay a generated workload under both policies.")]
 Tenants = Annotated[int, typer.Option("--tenants", min=1, help="Tenants in the replay.")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Replay only the first requests.")]

@@ -30,7 +30,7 @@ from kvcustody.governance.service.operations.parameter_groups import ParameterGr
 from kvcustody.governance.settings import is_ledger_of, load_settings
 from kvcustody.governance.tiers.transfer_rates import TierUse
 from kvcustody.lab.replay.options import EnvironmentOptions, RunnerOptions, read_policy
-from kvcustody.lab.replay.report import ReplayReport, pressure_findings
+from kvcustody.lab.replay.report import ReplayReport, TenantResult, pressure_findings
 from kvcustody.lab.replay.run import golden_check as golden
 from kvcustody.lab.replay.run.golden_check import Row
 from kvcustody.lab.replay.run.workload_from_options import (
@@ -38,6 +38,7 @@ from kvcustody.lab.replay.run.workload_from_options import (
     Choice,
     block_tokens_of,
     load_workload,
+    read_columns,
 )
 from kvcustody.lab.replay.summary import (
     causes,
@@ -59,9 +60,11 @@ Examples:
 
     kvcustody replay --policy single-org --tenants 1 --seed 7 --json
 
-    kvcustody replay conversation_trace.jsonl --trace-format mooncake --tenants 32 --pool-blocks 16000
+    kvcustody replay requests.jsonl --column tenant=customer_id --column subject=user
 
-    kvcustody replay agentic_v6_dev.jsonl.gz --trace-format agentic --unit lineage --limit 1000
+    kvcustody replay conversation_trace.jsonl --tenants 32 --pool-blocks 16000
+
+    kvcustody replay agentic_v6_dev.jsonl.gz --unit lineage --limit 1000
 
     kvcustody replay --trace-format thrash
 
@@ -86,7 +89,10 @@ class WorkloadOptions(ParameterGroup):
     ] = None
     trace_format: Annotated[
         str | None,
-        typer.Option(help=f"What the trace is: {', '.join(FORMATS)}.", autocompletion=lambda: list(FORMATS)),
+        typer.Option(
+            help=f"What is replayed: {', '.join(FORMATS)}; a trace's own format is recognised.",
+            autocompletion=lambda: list(FORMATS),
+        ),
     ] = None
     policy: Annotated[
         str, typer.Option(help="A library policy (regulated-saas, single-org, public-api) or a YAML file.")
@@ -98,6 +104,16 @@ class WorkloadOptions(ParameterGroup):
         Path | None, typer.Option(help="Client weights (a ServeGen summary); without it Zipf, exponent 1.1.")
     ] = None
     limit: Annotated[int | None, typer.Option(min=1, help="Replay only the first requests.")] = None
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The field that holds the tenant, session or subject, such as tenant=customer_id; may be repeated.",
+            metavar="ROLE=FIELD",
+        ),
+    ] = None
+    skip_wrong_rows: Annotated[
+        bool, typer.Option("--skip-wrong-rows", help="Leave wrong rows out, and say how many, instead of refusing.")
+    ] = False
 
     def choice(self) -> Choice:
         """Return the workload that the options name.
@@ -113,6 +129,8 @@ class WorkloadOptions(ParameterGroup):
             read_unit(self.unit),
             self.skew,
             self.limit,
+            columns=read_columns(self.column or ()),
+            skip_wrong_rows=self.skip_wrong_rows,
         )
 
 
@@ -122,7 +140,7 @@ class ReplayPool(ParameterGroup):
 
     pool_blocks: Annotated[int | None, typer.Option(min=8, help="Blocks of the pool.")] = None
     block_tokens: Annotated[
-        int | None, typer.Option(min=2, help="Tokens a block, for a generated workload; a trace has its own.")
+        int | None, typer.Option(min=2, help="Tokens a block; a trace that publishes block ids has its own.")
     ] = None
     device: Annotated[str, typer.Option(help="Where the tensors live: cpu or cuda.")] = "cpu"
 
@@ -165,6 +183,9 @@ def replay(
     show_golden: Annotated[
         bool, typer.Option("--golden", help="Compare recorded traces with their reference figures instead.")
     ] = False,
+    brief: Annotated[
+        bool, typer.Option("--brief", help="Print the table by tenant and the answers; the page has everything.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Replay a multi-tenant workload through the Governor and show what policy, isolation and deletion did.
@@ -183,7 +204,7 @@ def replay(
         _compare(
             choice,
             load.policy,
-            (pool.pool_blocks or pool_blocks_of(load.trace_format)) // 2,
+            (pool.pool_blocks or pool_blocks_of(choice.format_name)) // 2,
             pool.block_tokens,
             host_tier,
             as_json,
@@ -194,7 +215,7 @@ def replay(
     settings, file = load_settings(), _sqlite_file(to.ledger)
     options = EnvironmentOptions(
         policy=load.policy,
-        pool_blocks=pool.pool_blocks or pool_blocks_of(load.trace_format),
+        pool_blocks=pool.pool_blocks or pool_blocks_of(choice.format_name),
         block_tokens=size,
         device=pool.device,
         database=file,
@@ -212,7 +233,7 @@ def replay(
         print_json(report.as_json())
     else:
         console = stdout()
-        print_report(report, console)
+        (print_brief if brief else print_report)(report, console)
         key = options.signing_key_file
         signed = f"signed with {key}" if key.exists() else "signed elsewhere"
         console.print(f"{report.seconds:.1f} s; ledger in {to.ledger}, {signed}, summary in {to.html}")
@@ -281,7 +302,7 @@ def replayed_aside(
     with tempfile.TemporaryDirectory(prefix="kvcustody-replay-") as folder:
         options = EnvironmentOptions(
             policy=policy,
-            pool_blocks=pool_blocks or pool_blocks_of(choice.format),
+            pool_blocks=pool_blocks or pool_blocks_of(choice.format_name),
             block_tokens=size,
             database=Path(folder) / "ledger.db",
             host_tier_bytes=host_tier_bytes,
@@ -378,8 +399,20 @@ LATE_BY_LOAD = "a replay skips only idle time: on a busy machine scrubs are late
 
 
 def print_report(report: ReplayReport, console: Console) -> None:
-    """Print tables by tenant, then custody, coverage and conservation."""
-    rows = [*report.tenants, report.totals]
+    """Print tables by tenant, then custody, coverage and conservation, then the answers."""
+    rows = [*report.shown_tenants, report.totals]
+    _print_tenants(report, rows, console)
+    _print_details(report, rows, console)
+    print_answers(report, console)
+
+
+def print_brief(report: ReplayReport, console: Console) -> None:
+    """Print the table by tenant and the answers."""
+    _print_tenants(report, [*report.shown_tenants, report.totals], console)
+    print_answers(report, console)
+
+
+def _print_tenants(report: ReplayReport, rows: list[TenantResult], console: Console) -> None:
     table = make_table(
         report.title,
         *("tenant", "requests", "prompt tokens", "hit tokens", "prefill avoided", "shared hits"),
@@ -399,6 +432,10 @@ def print_report(report: ReplayReport, console: Console) -> None:
             f"{row.scrubbed_blocks:,}",
         )
     console.print(table)
+
+
+def _print_details(report: ReplayReport, rows: list[TenantResult], console: Console) -> None:
+    """Print what was computed again, ended and denied, then custody, coverage and conservation."""
     again = [row for row in report.tenants if row.recomputed_blocks]
     if again:
         columns = ("blocks computed again", "may have", "would have kept them", "thrashing")
@@ -426,6 +463,15 @@ def print_report(report: ReplayReport, console: Console) -> None:
         _print_tiers(report.tiers, console)
     _print_proofs(report, console)
     console.print(f"This was a replay of {report.origin} traffic: the ledger says so of all that it recorded.")
+
+
+def print_answers(report: ReplayReport, console: Console) -> None:
+    """Print each question with its answer, and what the trace does not say."""
+    if report.answers is not None:
+        for question, answer in report.answers.rows():
+            console.print(Text.assemble((f"{question}: ", "bold"), answer), soft_wrap=True)
+    for remark in report.remarks:
+        console.print(Text(remark, "yellow"), soft_wrap=True)
 
 
 def _print_custody(report: ReplayReport, console: Console) -> None:

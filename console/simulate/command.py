@@ -27,7 +27,7 @@ Examples:
 
     kvcustody simulate fleet --router smg --programs .venv-smg/bin --workers 8
 
-    kvcustody simulate fleet conversation_trace.jsonl --trace-format mooncake --workers 8 --workers 64 --html fleet.html
+    kvcustody simulate fleet conversation_trace.jsonl --workers 8 --workers 64 --html fleet.html
 
 Exit code 1: one tenant finds less than 0.97 of what it finds without doors, tenants find less than 0.95 of what an
 oracle does, or doors differ by more than 0.01.
@@ -48,7 +48,10 @@ def fleet(
     *,
     trace_format: Annotated[
         str | None,
-        typer.Option(help=f"What the trace is: {', '.join(READERS)}.", autocompletion=lambda: list(READERS)),
+        typer.Option(
+            help=f"The trace's format, where it is not recognised: {', '.join(READERS)}.",
+            autocompletion=lambda: list(READERS),
+        ),
     ] = None,
     workers: Annotated[
         list[int] | None,
@@ -114,8 +117,6 @@ def _workload(trace: Path | None, trace_format: str | None, limit: int | None, s
             raise ConfigError(f"--trace-format `{trace_format}` reads a file: name the trace, or leave it out")
         spec = WorkloadSpec(seed=seed, conversations=1500)
         return FleetWorkload("Generated workload", generate(spec).requests[:limit], spec.block_tokens)
-    if trace_format is None:
-        raise ConfigError(f"trace `{trace}`: say what it is with --trace-format ({', '.join(READERS)})")
     opened = open_trace(trace, trace_format)
     requests = [request for request, _ in zip(opened, range(limit or 1 << 62), strict=False)]
     if not requests:

@@ -23,7 +23,7 @@ Examples:
 
     kvcustody size ledger --ledger sqlite:///kvcustody.db --requests-per-second 200
 
-    kvcustody size ledger conversation_trace.jsonl --trace-format mooncake --limit 500 --json
+    kvcustody size ledger conversation_trace.jsonl --limit 500 --json
 """
 _DAY_SECONDS = 86_400
 _POOL_BLOCKS = 8192
@@ -38,7 +38,7 @@ def evidence(
     requests_per_second: Annotated[
         float, typer.Option(min=0.001, help="The request rate for the figures per day.")
     ] = 50.0,
-    trace_format: Annotated[str | None, typer.Option(help="What the trace is, as `replay` has it.")] = None,
+    trace_format: Annotated[str | None, typer.Option(help="The trace's format, where it is not recognised.")] = None,
     policy: Annotated[str, typer.Option(help="A library policy or a YAML file.")] = "regulated-saas",
     tenants: Annotated[int, typer.Option(min=1, help="How many tenants share the requests.")] = 8,
     limit: Annotated[int, typer.Option(min=10, help="How many requests are replayed to measure.")] = 500,

@@ -1,6 +1,6 @@
 """A worker of one's own in forty lines: three requests, what they reused of each other, and the evidence of it.
 
-    pip install 'kvcustody[engine]'
+    pip install './kvcustody[engine]'
     python run.py FOLDER
 
 The second request of the same person finds what the first one computed. The third is of another tenant, asks the same,

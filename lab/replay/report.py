@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvcustody.governance.tiers.transfer_rates import TierUse
+from kvcustody.lab.replay.answers import ReplayAnswers
 from kvcustody.lab.replay.traces.model import Key
 
 
@@ -136,6 +137,13 @@ class ReplayReport:
     virtual_seconds: float
     error: BaseException | None = None
     tiers: list[TierUse] = field(default_factory=list)
+    remarks: tuple[str, ...] = ()
+    answers: ReplayAnswers | None = None
+
+    @property
+    def shown_tenants(self) -> list[TenantResult]:
+        """The tenants that sent something."""
+        return [row for row in self.tenants if row.requests]
 
     @property
     def stopped(self) -> str | None:
@@ -211,6 +219,8 @@ class ReplayReport:
             "expired_residencies": self.expired_residencies,
             "evicted_blocks": self.evicted_blocks,
             "tiers": [use._asdict() for use in self.tiers],
+            "remarks": list(self.remarks),
+            "answers": None if self.answers is None else self.answers.as_json(),
         }
 
 

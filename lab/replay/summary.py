@@ -25,6 +25,7 @@ from kvcustody.lab.replay.report import (
     TenantResult,
     pressure_findings,
 )
+from kvcustody.plurals import several
 
 AGE_EDGES_US = [s * 1_000_000 for s in (1, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400)]
 AGE_LABELS = ["1 s", "10 s", "30 s", "1 m", "2 m", "5 m", "10 m", "20 m", "30 m", "1 h", "2 h", "4 h", "more"]
@@ -72,6 +73,7 @@ def render_summary(report: ReplayReport) -> str:
         causes=causes(totals.ended_blocks),
         rules=sorted({rule for row in report.tenants for rule in row.denials}),
         percent=percent,
+        several=several,
         findings=pressure_findings(report),
         pressure=pressure_rows(report),
         thrashing=lambda row: thrashing_text(report, row),
@@ -146,7 +148,7 @@ def _charts(report: ReplayReport) -> list[Markup]:
     return [
         stacked_bars(
             "Prompt tokens by tenant: found in the cache, and computed",
-            [StackedBar(row.tenant, _found(row), percent(row.prefill_avoided)) for row in report.tenants],
+            [StackedBar(row.tenant, _found(row), percent(row.prefill_avoided)) for row in report.shown_tenants],
             (Series("found", "s1"), Series("computed", "s5")),
         ),
         stacked_areas(
@@ -160,7 +162,7 @@ def _charts(report: ReplayReport) -> list[Markup]:
             "Blocks whose custody ended, by tenant and cause",
             [
                 StackedBar(row.tenant, [row.ended_blocks[c] for c in top], f"{row.ended_blocks.total():,}")
-                for row in report.tenants
+                for row in report.shown_tenants
             ],
             tuple(Series(cause, f"s{index}") for index, cause in enumerate(top, start=1)),
         ),

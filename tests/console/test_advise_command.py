@@ -116,7 +116,7 @@ def test_what_is_of_a_trace_alone_is_refused_of_workers_and_the_reverse(trace: s
     for arguments, told in (
         ([trace, "--trace-format", "mooncake", "--server", "https://kv.example"], "omit --server"),
         (["--model", "config.json"], "apply to a trace"),
-        ([trace], "say what it is with --trace-format"),
+        (["absent.jsonl"], "cannot read trace"),
     ):
         refused = CliRunner().invoke(app, ["advise", *arguments])
         assert refused.exit_code == 2 and told in refused.stderr

@@ -160,14 +160,17 @@ def test_a_replay_writes_its_ledger_and_page(tmp_path: Path, monkeypatch: pytest
     assert "Conservation" in text and "memory drift" in text and "first requests hit" in text
 
 
-def test_a_bad_line_prints_what_ran_then_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_line_is_an_error_before_anything_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     row = '{"timestamp": 0, "input_length": 600, "output_length": 2, "hash_ids": [1, 2]}\n'
     Path("t.jsonl").write_text(row + "{]\n")
     result = run("replay", "t.jsonl", "--trace-format", "mooncake", "--pool-blocks", "64", "--policy", "regulated-saas")
     assert result.exit_code == 2
-    assert "Conservation" in result.stdout
+    assert result.stdout == "" and not Path("kvcustody.db").exists()
     assert result.stderr.startswith("error: KVC120: t.jsonl:2:")
+    left_out = run("replay", "t.jsonl", "--pool-blocks", "64", "--brief", "--skip-wrong-rows")
+    assert left_out.exit_code == 0 and "1 wrong row left out: t.jsonl:2:" in left_out.stdout
+    assert "what isolation costs: " in left_out.stdout and "Conservation" not in left_out.stdout
 
 
 @pytest.mark.system("an interrupted command leaves something open")

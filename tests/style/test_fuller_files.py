@@ -9,6 +9,7 @@ LINES_MAX = 1000
 
 # The module below `kvcustody` and why it stands apart.
 APART: dict[str, str] = {
+    "lab.replay.traces.text_traces": "traces with prompts as text; each family of formats has a file",
     "console.audit.tiles": "`audit tiles`, a command of its own; only the check of a folder is shared",
     "console.doctor.ledger": "the ledger's checks; each part of a deployment has a file",
     "console.doctor.machine": "the machine's checks; each part of a deployment has a file",

@@ -7,20 +7,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from kvcustody.audit.evidence.coverage.conservation import PoolCounts, conservation
 from kvcustody.audit.evidence.coverage.summary import CoverageRow, coverage
+from kvcustody.audit.evidence.query.evidence_size import EvidenceSize, evidence_size
+from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.errors import CustodyError, LedgerError
 from kvcustody.governance.custody_events import worker_stopped
 from kvcustody.governance.observability.metrics import worker_status
 from kvcustody.governance.observability.stats import PoolStats, Stats
+from kvcustody.lab.replay.answers import PoolNeed, ReplayAnswers, answers_of
 from kvcustody.lab.replay.options import EnvironmentOptions, RunnerOptions
 from kvcustody.lab.replay.report import ORPHANS, ReplayCoverage, ReplayIdentity, ReplayReport, Spread
 from kvcustody.lab.replay.run.environment import WORKER, ReplayEnvironment, open_environment, shape_for
 from kvcustody.lab.replay.run.runner import Runner, duration_us
+from kvcustody.lab.replay.sharing import SharingCounter
 from kvcustody.lab.replay.summary import AGE_EDGES_US, LAG_EDGES_US
 from kvcustody.lab.replay.workload.model import Workload
 from kvcustody.lab.replay.workload.tenant_assignment import LabelledPrincipals
@@ -39,14 +43,16 @@ def run_job(
     """Replay `workload` and return its report."""
     started = time.monotonic()
     proved: _Proofs | None = None
+    sharing = SharingCounter(options.block_tokens, has_content=workload.has_content)
     try:
         with open_environment(
             options, workload.house_prompt, origin=workload.origin, past_us=duration_us(workload)
         ) as stand:
-            population = LabelledPrincipals(stand.policy, workload.tenants)
+            size_before = _disk_bytes(stand)
+            population = LabelledPrincipals(stand.policy, workload.tenants, workload.tenant_names)
             runner = Runner(stand.governor, stand.cache, stand.clock, stand.model, population, options=runner_options)
             begin_us = stand.clock.now_us()
-            error = _run(runner, workload, progress)
+            error = _run(runner, replace(workload, jobs=sharing.passing(workload.jobs)), progress)
             virtual_seconds = (stand.clock.now_us() - begin_us) / 1e6
             running = stand.governor.stats()
             offloading = stand.governor.offload
@@ -54,13 +60,14 @@ def run_job(
             identities = _scanned(stand)
             stand.governor.close()
             pool = stand.governor.stats().pools[0]
-            proved, proof_error = _prove(stand, pool, stand.governor.counts())
+            proved, proof_error = _prove(stand, pool, stand.governor.counts(), size_before)
             error = error or proof_error
     except LedgerError as problem:
         if proved is None:
             raise
         error = error or problem  # closing could not keep everything: the figures stand all the same (rule 1)
     _fill(runner, stand, running, options.block_tokens)
+    status = worker_status(running, options.block_tokens, stand.cache.memory.bytes_per_block)
     return ReplayReport(
         title=workload.title,
         origin=workload.origin,
@@ -80,13 +87,34 @@ def run_job(
         drift_blocks=pool.total - pool.by_state["clean"],
         expired_residencies=running.pools[0].expired_residencies,
         evicted_blocks=running.pools[0].evicted,
-        status=worker_status(running, options.block_tokens, stand.cache.memory.bytes_per_block),
+        status=status,
         charged=running.charged,
         lineages=runner.lineages,
         tiers=tiers,
         seconds=time.monotonic() - started,
         virtual_seconds=virtual_seconds,
         error=error,
+        remarks=workload.remarks,
+        answers=_answers(workload, runner, sharing, status, proved.size),
+    )
+
+
+def _answers(
+    workload: Workload,
+    runner: Runner,
+    sharing: SharingCounter,
+    status: Mapping[str, float],
+    ledger: EvidenceSize | None,
+) -> ReplayAnswers:
+    most_used = max((sample.active + sample.cached for sample in runner.samples), default=0)
+    pool = PoolNeed(int(status.get("blocks.total", 0)), most_used, int(status.get("advised_blocks", 0)), sharing.blocks)
+    return answers_of(
+        sharing,
+        found_tokens=sum(row.hit_tokens for row in runner.results),
+        pool=pool,
+        ledger=ledger,
+        requests=sum(row.requests for row in runner.results),
+        span_us=workload.span_us,
     )
 
 
@@ -123,9 +151,17 @@ class _Proofs:
     coverage: ReplayCoverage
     lag: Spread
     identities: list[ReplayIdentity]
+    size: EvidenceSize | None = None
 
 
-def _prove(stand: ReplayEnvironment, pool: PoolStats, counts: PoolCounts) -> tuple[_Proofs, CustodyError | None]:
+def _disk_bytes(stand: ReplayEnvironment) -> int:
+    with stand.engine.connect() as connection:
+        return dialect_of(connection).size_bytes(connection)
+
+
+def _prove(
+    stand: ReplayEnvironment, pool: PoolStats, counts: PoolCounts, size_before: int
+) -> tuple[_Proofs, CustodyError | None]:
     """Return the ledger's proof of this replay, once it has every event."""
     now_us = stand.clock.now_us()
     cause = "end of the replay"
@@ -137,11 +173,12 @@ def _prove(stand: ReplayEnvironment, pool: PoolStats, counts: PoolCounts) -> tup
     with stand.engine.connect() as connection:
         found = coverage(connection, incarnation=stand.writer.incarnation)
         equations = conservation(connection, stand.writer.incarnation, counts)
+        size = evidence_size(connection, stand.writer.incarnation)
     total = found.total
     identities = [ReplayIdentity(row.name, row.left, row.right, "ledger; pool; device") for row in equations]
     lag = Spread(total.ended, found.lag_us_p50, found.lag_us_p99, found.lag_us_max)
     broken = [row.name for row in equations if row.difference]
-    proofs = _Proofs(_coverage(total), lag, identities)
+    proofs = _Proofs(_coverage(total), lag, identities, size._replace(disk_bytes=size.disk_bytes - size_before))
     return proofs, LedgerError(f"conservation does not hold: {'; '.join(broken)}") if broken else None
 
 

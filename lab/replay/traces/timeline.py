@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvcustody.clock import MICROSECONDS
+from kvcustody.lab.replay.traces.length_traces import AzureLlm
 from kvcustody.lab.replay.traces.model import Key, TraceRequest
-from kvcustody.lab.replay.traces.readers import READERS
 from kvcustody.lab.replay.traces.seeded_draws import draw
 
 DAY_US = 86_400 * MICROSECONDS
@@ -23,7 +23,7 @@ STRETCH = 8
 
 def arrivals_us(path: Path) -> list[int]:
     """Return sorted arrival times of an Azure trace, from its first."""
-    return [request.at_us for request in READERS["azure"].read(path)]
+    return [request.at_us for request in AzureLlm().read(path)]
 
 
 def stagger(

@@ -25,12 +25,15 @@ CLASSIFICATION_SHARES = (("public", 0.10), ("internal", 0.55), ("confidential", 
 
 
 class Label(NamedTuple):
-    """The sender of a request; `tenant` is its rank by weight (0 is the heaviest)."""
+    """The sender of a request; `tenant` is its rank by weight (0 is the heaviest).
+
+    `classification` is None where the policy decides it: for tenants that the trace names.
+    """
 
     tenant: int
     subject: str
     session: Key
-    classification: str
+    classification: str | None
 
 
 class ErasureLabel(NamedTuple):
@@ -41,26 +44,38 @@ class ErasureLabel(NamedTuple):
 
 
 class Labeller:
-    """Draws labels for a population of tenants."""
+    """Draws labels for a population of tenants. `named`: the tenants that requests name themselves, by rank."""
 
-    def __init__(self, weights: Sequence[float], *, tenants: int, seed: int, unit: Unit = "session") -> None:
+    def __init__(
+        self,
+        weights: Sequence[float],
+        *,
+        tenants: int,
+        seed: int,
+        unit: Unit = "session",
+        named: Sequence[str] = (),
+    ) -> None:
         if tenants < 1 or tenants > len(weights):
             raise ConfigError(f"`{tenants}` tenants: the weights name {len(weights)}; use 1 to {len(weights)}")
         heaviest = np.sort(np.asarray(weights, dtype=np.float64))[::-1][:tenants]
         if not heaviest[0] > 0 or heaviest[-1] < 0:
             raise ConfigError(f"tenant weights must not be negative, got `{heaviest[-1]}`")
         self.tenants, self.seed, self.unit = tenants, seed, unit
+        self._rank_of = {name: rank for rank, name in enumerate(named)}
         self._cumulative: list[float] = np.cumsum(heaviest / heaviest.sum()).tolist()
         self._steps: list[float] = np.cumsum([share for _, share in CLASSIFICATION_SHARES]).tolist()
         self._tenant_of: dict[Key, int] = {}
         self._class_of: dict[Key, str] = {}
 
     def label(self, request: TraceRequest) -> Label:
-        """Return the label of one request."""
-        tenant = self.tenant(self._unit_key(request))
-        owner = request.session if self.unit == "session" else request.lineage
-        subject = name_digest(self.seed, "subj", tenant, owner, size=6).hex()
-        return Label(tenant, subject, request.session, self.classification(request.session))
+        """Return the label of one request; what the request itself names is not drawn."""
+        tenant = self.tenant(self._unit_key(request)) if request.tenant is None else self._rank_of[request.tenant]
+        subject = request.subject
+        if subject is None:
+            owner = request.session if self.unit == "session" else request.lineage
+            subject = name_digest(self.seed, "subj", tenant, owner, size=6).hex()
+        level = self.classification(request.session) if request.tenant is None else None
+        return Label(tenant, subject, request.session, level)
 
     def tenant(self, key: Key) -> int:
         """Return the tenant that the unit `key` belongs to."""

@@ -17,7 +17,8 @@ class Workload:
     """What to replay: labelled requests in time order, from `origin_us` of their clock over `span_us`.
 
     `origin` is what the ledger says of it: `generated`, or `replayed` from a record. `house_prompt` is the text that a
-    policy's segment declares.
+    policy's segment declares. `tenant_names` are those that the trace itself names, the busiest first. `remarks` say
+    in a sentence each what the trace does not, and what to do about it. `has_content`: equal prompts can be recognised.
     """
 
     title: str
@@ -30,3 +31,6 @@ class Workload:
     requests: int | None = None
     house_prompt: Tokens | None = None
     notes: tuple[tuple[str, str], ...] = ()
+    tenant_names: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    has_content: bool = True

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from kvcustody.governance.identity.principal import Principal
+from collections.abc import Sequence
+
+from kvcustody.errors import IdentityError
+from kvcustody.governance.identity.principal import Principal, check_identifier
 from kvcustody.ids import SessionId, SubjectId, TenantId
+from kvcustody.lab.replay.traces.model import Key
+from kvcustody.lab.replay.traces.seeded_draws import name_digest
 from kvcustody.lab.replay.workload.labels import Label
 from kvcustody.policies.document.model import Policy
 
@@ -17,10 +22,13 @@ def tenant_names(policy: Policy, count: int) -> list[str]:
 
 
 class LabelledPrincipals:
-    """Principals by label; one object per (tenant, subject, session, classification), as an engine would cache them."""
+    """Principals by label; one object per (tenant, subject, session, classification), as an engine would cache them.
 
-    def __init__(self, policy: Policy, tenants: int) -> None:
-        self.names = tenant_names(policy, tenants)
+    Tenants are the policy's, or those `named` by the trace.
+    """
+
+    def __init__(self, policy: Policy, tenants: int, named: Sequence[str] = ()) -> None:
+        self.names = list(named) or tenant_names(policy, tenants)
         self._readable = [self._readable_by(policy, name) for name in self.names]
         self._known: dict[Label, Principal] = {}
 
@@ -32,7 +40,7 @@ class LabelledPrincipals:
                 issuer=ISSUER,
                 tenant=TenantId(self.names[label.tenant]),
                 subject=SubjectId(label.subject),
-                session=SessionId(f"s-{label.session}"),
+                session=_session_id(label.session),
                 classification=label.classification,
             )
         return principal
@@ -52,3 +60,12 @@ class LabelledPrincipals:
             elif name in segment.tenants:
                 readable.update(segment.tenants)
         return tuple(rank for rank, other in enumerate(self.names) if other in readable)
+
+
+def _session_id(session: Key) -> SessionId:
+    """Return a session's identifier; a trace's own name that may not be one stands as its digest."""
+    name = f"s-{session}"
+    try:
+        return SessionId(check_identifier("session", name))
+    except IdentityError:
+        return SessionId(f"s-{name_digest(0, session).hex()}")

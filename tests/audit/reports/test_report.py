@@ -495,7 +495,7 @@ def test_no_heading_of_the_pdf_is_left_alone_and_what_is_signed_is_on_one_page(
     assert "kvcustody report make" in signed and "Auditor: name" in signed
     version = sealed.report(sample=8).version
     for command in (
-        f"pip install 'kvcustody[reports]=={version}'",
+        f"pip install 'kvcustody-{version}-py3-none-any.whl[reports]'",
         "kvcustody report verify FOLDER --key ledger.vkey --ledger LEDGER",
     ):
         assert any(command in text for text in texts), "no line ends in the middle of a word"

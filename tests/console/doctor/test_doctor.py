@@ -591,3 +591,17 @@ def test_a_service_raises_its_limit_of_files_or_does_not_start(monkeypatch: pyte
     assert raised == [(4000, 4096)]
     with pytest.raises(ConfigError, match="8000 files are needed, and this process may open 4096"):
         open_files.allow_files(8000)
+
+
+def test_what_each_extra_lacks_is_said_with_the_command(sound: Sound, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a sound installation lacks nothing: the control."""
+    monkeypatch.setattr(machine, "_version", lambda name: "1")
+    assert [each.state for each in only("extras", sound.subject())] == [State.OK]
+    absent = {"pyzmq", "nats-py", "kvcustody-testkit"}
+    monkeypatch.setattr(machine, "_version", lambda name: None if name in absent else "1")
+    said = {each.text: each.remedy for each in only("extras", sound.subject()) if each.state is State.OPTIONAL}
+    assert said["extra `events` lacks pyzmq"] == "pip install 'kvcustody[events]'"
+    assert said["extra `nats` lacks pyzmq, nats-py"] == "pip install 'kvcustody[nats]'"
+    assert said["extra `testkit` lacks kvcustody-testkit"] == "in the checkout, pip install ./packaging/testkit"
+    result = CliRunner().invoke(app, ["doctor"])
+    assert "not installed: extra `events` lacks pyzmq: pip install 'kvcustody[events]'" in result.output

@@ -147,18 +147,21 @@ def test_ctrl_c_keeps_what_ran(options: EnvironmentOptions) -> None:
     assert_conserved(report)
 
 
-def test_a_bad_trace_line_keeps_what_ran(options: EnvironmentOptions, tmp_path: Path) -> None:
+def test_a_bad_trace_line_is_refused_before_anything_is_recorded(options: EnvironmentOptions, tmp_path: Path) -> None:
     rows = "".join(
         f'{{"timestamp": {n * 100}, "input_length": 1024, "output_length": 4, "hash_ids": [0, {n}]}}\n'
         for n in range(1, 9)
     )
     trace = tmp_path / "trace.jsonl"
-    trace.write_text(rows + '{"timestamp": 900}\n' + rows)
-    choice = Choice(trace=trace, format="mooncake", tenants=2)
+    trace.write_text(rows + '{"timestamp": 900}\n')
+    choice = Choice(trace=trace, tenants=2)
+    with pytest.raises(TraceError, match=f"{trace}:9:.*--skip-wrong-rows"):
+        load_workload(choice, 512, "small")
+    assert not options.database.exists()
     options = replace(options, block_tokens=block_tokens_of(choice, None))
-    report = replay(options, load_workload(choice, 512, "small"))
-    assert isinstance(report.error, TraceError) and f"{trace}:9:" in str(report.stopped)
+    report = replay(options, load_workload(replace(choice, skip_wrong_rows=True), 512, "small"))
     assert report.totals.requests == 8
+    assert report.remarks[0].startswith("1 wrong row left out: ")
     assert_conserved(report)
 
 
@@ -172,7 +175,7 @@ def test_labels_of_a_trace_stream_to_the_runner(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        (Choice(trace=Path("x")), "say what it is with --trace-format"),
+        (Choice(trace=Path("x")), "cannot read trace"),
         (Choice(format="mooncake"), "name the trace"),
         (Choice(format="csv"), "unknown format"),
         (Choice(trace=Path("x"), format="generated"), "reads no file"),

@@ -28,7 +28,8 @@ def read(path: Path, name: str) -> list:
 
 def test_mooncake_reads_its_fields(tmp_path: Path) -> None:
     ours = dict(ROW, session=4, lineage=2, turn=3, link="edit")
-    first, second = read(write(tmp_path / "t.jsonl", ROW, dict(ours, timestamp=2)), "mooncake")
+    (first,) = read(write(tmp_path / "t.jsonl", ROW), "mooncake")
+    (second,) = read(write(tmp_path / "own.jsonl", ours), "mooncake")
     assert (first.at_us, first.input_tokens, first.output_tokens, first.blocks.tolist()) == (
         1000,
         600,
@@ -115,7 +116,10 @@ BAD_ROWS = [
     ("mooncake", [dict(ROW, hash_ids=[7, True])], 1, "hash_ids"),
     ("mooncake", [dict(ROW, hash_ids="78")], 1, "hash_ids"),
     ("mooncake", [dict(ROW, timestamp=-1)], 1, "timestamp"),
-    ("mooncake", [dict(ROW, timestamp=1.5)], 1, "timestamp"),
+    ("mooncake", [dict(ROW, timestamp="soon")], 1, "timestamp"),
+    ("mooncake", [dict(ROW, tenant="acme"), ROW], 2, "tenant"),
+    ("mooncake", [ROW, dict(ROW, tenant="acme")], 2, "tenant"),
+    ("mooncake", [dict(ROW, tenant="a\nb")], 1, "tenant"),
     ("mooncake", [ROW, dict(ROW, timestamp=0)], 2, "timestamp"),
     ("mooncake", [dict(ROW, input_length=0, hash_ids=[])], 1, "input_length"),
     ("mooncake", [dict(ROW, input_length=1 << 40)], 1, "input_length"),
@@ -130,7 +134,7 @@ BAD_ROWS = [
     ("agentic", [SESSION, dict(TURN, new={"a": 1})], 2, "new"),
     ("agentic", [SESSION, dict(TURN, t="soon")], 2, "t"),
     ("agentic", [SESSION, {"t": 1}], 2, "st"),
-    ("azure", ["a,b,c"], 1, ""),
+    ("azure", ["a,b,c"], 1, "TIMESTAMP"),
     ("azure", ["TIMESTAMP,ContextTokens,GeneratedTokens", "now,1,1"], 2, "TIMESTAMP"),
     ("azure", ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46.68,1"], 2, ""),
     ("azure", ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46.68,-1,1"], 2, "ContextTokens"),
@@ -190,6 +194,6 @@ def test_damage_below_the_text_is_reported_at_its_line(tmp_path: Path, damage: s
 def test_a_missing_file_and_an_unknown_format_are_one_line_errors(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="cannot read trace"):
         open_trace(tmp_path / "absent", "mooncake")
-    with pytest.raises(TraceError, match="use one of agentic, azure, kv-cache-tester, mooncake"):
+    with pytest.raises(TraceError, match="use one of agentic, azure, bailian, burstgpt"):
         open_trace(tmp_path / "absent", "parquet")
-    assert sorted(READERS) == ["agentic", "azure", "kv-cache-tester", "mooncake"]
+    assert {"agentic", "azure", "kv-cache-tester", "mooncake"} <= READERS.keys()

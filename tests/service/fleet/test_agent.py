@@ -159,6 +159,10 @@ def test_top_shows_workers_and_tenants_as_they_said(plane: ControlPlane) -> None
             assert (second["tenant"], second["charged_blocks"], second["thrashing"]) == ("holder", 4, False)
             text = _shown(plane, worker, "top", "--once", *where)
             assert "gpu-0" in text and "thrashing" in text and "since each began" in text
+            sorted_rows = orjson.loads(_shown(plane, worker, "top", "--json", "--sort", "blocks", *where))["tenants"]
+            assert [row["tenant"] for row in sorted_rows] == ["holder", "reader"]
+            of_reader = orjson.loads(_shown(plane, worker, "top", "--json", "--tenant", "reader", *where))
+            assert [(row["worker"], row["active_tokens"]) for row in of_reader["workers"]] == [("gpu-0", 20)]
         with plane.connect("olive") as operator:
             shown = operator.request("GET", "/metrics").text
         assert 'kvcustody_tenant_cache_thrashing{tenant="' in shown
