@@ -73,7 +73,7 @@ async function ask(url, options, csrf) {
     throw new Refused(problem.detail ?? problem.title);
   }
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-  throw new Refused(page.querySelector("main .notice")?.textContent ?? `the service answered with ${answer.status}`);
+  throw new Refused(page.querySelector("main .notice.bad")?.textContent ?? `the service answered with ${answer.status}`);
 }
 
 async function take(form, say) {
