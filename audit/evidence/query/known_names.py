@@ -59,7 +59,8 @@ def known_kind(name: str) -> str:
         return name
     close = get_close_matches(name, sorted(LEAF_KEYS), n=1)
     hint = f"did you mean `{close[0]}`? " if close else ""
-    raise ConfigError(f"no event is called `{_shown(name)}`: {hint}`kvcustody audit kinds` lists all of them", kind=name)
+    every = "`kvcustody audit kinds` lists all of them"
+    raise ConfigError(f"no event is called `{_shown(name)}`: {hint}{every}", kind=name)
 
 
 def check_said(connection: Connection, wanted: EventFilter) -> None:
