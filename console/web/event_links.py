@@ -87,9 +87,12 @@ def _blocks(body: Body, life: str) -> Iterator[Link]:
     if not runs:
         return
     pairs, lengths = decode_flat(runs[:1])
-    if not int(lengths.sum()) or int(pairs.blocks[0]) < 0:
+    if not int(lengths.sum()):
         return
     block, generation, pool = (int(column[0]) for column in (pairs.blocks, pairs.generations, pairs.pools))
+    if block < 0:  # the leaf names it by its generation alone
+        yield Link("its first block", _page("/audit", incarnation=life, generation=generation))
+        return
     name = f"{life}:{block}:{generation}" + (f":{pool}" if pool else "")
     number = int(body.get("blocks") or 0)
     more = f", the first of {several(number, 'block')}" if number > 1 else ""

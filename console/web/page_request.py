@@ -31,7 +31,7 @@ from kvcustody.governance.service.service import Service
 from kvcustody.tenants import NAME_CHARACTERS_MAX
 
 T = TypeVar("T")
-DEMO = "Demo data: traffic in this ledger is replayed, generated or simulated."
+DEMO = "Demo data, not production traffic."
 _SUGGESTED_MAX = 200
 PREFIX = "/console"
 _CHARACTERS_MAX = NAME_CHARACTERS_MAX
