@@ -34,7 +34,8 @@ LAYOUT = """([smallest, header]) => {
       const top = Math.round(tile.getBoundingClientRect().top);
       rows.set(top, (rows.get(top) ?? 0) + 1);
     }
-    if (rows.size > 1 && [...rows.values()].at(-1) === 1) problems.push(`alone in its row: ${grid.lastElementChild.textContent.trim().slice(0, 40)}`);
+    const last = grid.lastElementChild.textContent.trim().slice(0, 40);
+    if (rows.size > 1 && [...rows.values()].at(-1) === 1) problems.push(`alone in its row: ${last}`);
   }
   const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   for (let node = walk.nextNode(); node; node = walk.nextNode()) {
