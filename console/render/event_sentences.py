@@ -94,13 +94,13 @@ def _epoch_scope(body: Body) -> str:
 
 def _sent(body: Body) -> str:
     where = body["worker"] or body["target"]
-    said = f"{_many(body['requests'], 'request')} of {_whose(body)} " + (
+    where_to = f"{_many(body['requests'], 'request')} of {_whose(body)} " + (
         f"went to {where}" if where else "went to a router, which does not say where"
     )
     answered = f"answered with HTTP status {body['status']}" if int(body["status"]) else "not answered"
     promised = int(body["promised_tokens"])
     more = f"; {_many(promised, 'token')} {_verb(promised, 'were')} promised" if promised >= 0 else ""
-    return f"{said}, {answered}{more}"
+    return f"{where_to}, {answered}{more}"
 
 
 def _listed(names: Any) -> str:

@@ -31,11 +31,6 @@ from kvcustody.console.web.pages.custody import subject as custody_subject
 from kvcustody.console.web.pages.decisions import rule as decisions_rule
 from kvcustody.console.web.pages.decisions import show as decisions_show
 from kvcustody.console.web.pages.deletion import show as deletion_show
-from kvcustody.console.web.pages.erasures import download as erasures_download
-from kvcustody.console.web.pages.erasures import listed as erasures_listed
-from kvcustody.console.web.pages.erasures import preview as erasures_preview
-from kvcustody.console.web.pages.erasures import request as erasures_request
-from kvcustody.console.web.pages.erasures import show as erasures_show
 from kvcustody.console.web.pages.fleet.fleet import show as fleet_show
 from kvcustody.console.web.pages.fleet.routes import show as routes_show
 from kvcustody.console.web.pages.grants import show as grants_show
@@ -56,6 +51,11 @@ from kvcustody.console.web.pages.privacy.cases import listed as cases_listed
 from kvcustody.console.web.pages.privacy.cases import open_case as cases_open
 from kvcustody.console.web.pages.privacy.cases import show as cases_show
 from kvcustody.console.web.pages.privacy.cases import step as cases_step
+from kvcustody.console.web.pages.privacy.erasures import download as erasures_download
+from kvcustody.console.web.pages.privacy.erasures import listed as erasures_listed
+from kvcustody.console.web.pages.privacy.erasures import preview as erasures_preview
+from kvcustody.console.web.pages.privacy.erasures import request as erasures_request
+from kvcustody.console.web.pages.privacy.erasures import show as erasures_show
 from kvcustody.console.web.pages.release_step import prepare as release_prepare
 from kvcustody.console.web.pages.reports import again as reports_again
 from kvcustody.console.web.pages.reports import cancel as reports_cancel

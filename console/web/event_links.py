@@ -43,7 +43,7 @@ def links_of(visit: PageRequest, body: Body, workers: Mapping[str, str]) -> list
     """
     links: dict[str, str] = {}
     for item in islice(plain_bodies(body), _ITEMS_MAX):
-        for link in _links(visit, body | item, workers):
+        for link in _links(visit, {**body, **item}, workers):
             links.setdefault(link.address, link.words)
     return [Link(words, address) for address, words in links.items()]
 

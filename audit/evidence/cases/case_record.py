@@ -221,7 +221,7 @@ def refusal(case: SubjectCase, step: CaseStep) -> str | None:
 
 def allowed_steps(case: SubjectCase, at_us: int) -> tuple[CaseStep, ...]:
     """Return every step with its outcome and ground that the case allows now, given what else the step needs."""
-    made = (
+    every = (
         CaseStep(
             kind,
             outcome,
@@ -235,7 +235,7 @@ def allowed_steps(case: SubjectCase, at_us: int) -> tuple[CaseStep, ...]:
         for outcome in OUTCOMES.get(kind, ("",))
         for ground in ("", *GROUNDS.get(kind, ()))
     )
-    return tuple(step for step in made if refusal(case, step) is None)
+    return tuple(step for step in every if refusal(case, step) is None)
 
 
 def _form(case: SubjectCase, step: CaseStep) -> Iterator[str]:

@@ -342,7 +342,7 @@ def crossed_reuse(
 ) -> list[CrossedReuse]:
     """Return counted reuse across tenants in [since, until), of one party or of all: `dated_reuse` without times."""
     dated = dated_reuse(connection, since_us, until_us, party=party, state=state)
-    return [CrossedReuse(*row[: len(CrossedReuse._fields)]) for row in dated]
+    return [CrossedReuse(row.reader, row.owner, row.rule, row.requests, row.blocks, row.tokens) for row in dated]
 
 
 def dated_reuse(
@@ -378,7 +378,7 @@ def dated_reuse(
             began_us = ended_us - int(body["boot_us"]) + int(body["from_boot_us"])
             first_us, last_us = times.get(who, (began_us, ended_us))
             times[who] = min(first_us, began_us), max(last_us, ended_us)
-    found = (DatedReuse(*who, *(row[name] for name in _SIZES), *times[who]) for who, row in sums.items())
+    found = (DatedReuse(*who, row["requests"], row["blocks"], row["tokens"], *times[who]) for who, row in sums.items())
     return sorted(row for row in found if row.blocks)
 
 

@@ -126,9 +126,9 @@ def _folded(visit: PageRequest, items: list[dict[str, Any]]) -> list[list[dict[s
 
 
 def _is_own_view(visit: PageRequest, item: dict[str, Any]) -> bool:
-    leaf = item["leaf"]
-    is_view = item["kind"] == "access" and leaf["operation"].startswith(PAGE_READ)
-    return is_view and leaf["actor"] == visit.caller.name
+    if item["kind"] != "access" or item["leaf"]["actor"] != visit.caller.name:
+        return False
+    return str(item["leaf"]["operation"]).startswith(PAGE_READ)
 
 
 def asked_of(visit: PageRequest) -> tuple[str | None, dict[str, Any]]:

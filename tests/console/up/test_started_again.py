@@ -42,10 +42,10 @@ def test_a_second_start_opens_no_second_cases_and_schedule(world: World) -> None
 
 @pytest.mark.system("nobody can be added to a running `up`")
 def test_a_person_and_a_tenant_are_added_while_it_runs(tmp_path: Path) -> None:
-    made = start(tmp_path)
-    url = made.said["url"].removesuffix("/console/")
+    running_up = start(tmp_path)
+    url = running_up.said["url"].removesuffix("/console/")
     try:
-        for who, command in made.said["adds"].items():
+        for who, command in running_up.said["adds"].items():
             words = shlex.split(command.replace("NAME", f"new-{who}").replace("TENANT", "newco"))
             done = subprocess.run([PROGRAM, *words[1:], "--json"], capture_output=True, text=True, check=True)
             key = json.loads(done.stdout)["key"]
@@ -53,4 +53,4 @@ def test_a_person_and_a_tenant_are_added_while_it_runs(tmp_path: Path) -> None:
                 page = client.post("/console/login", data={"key": key}).text
                 assert f"new-{who}" in page and ("of newco" in page) == (who == "tenant")
     finally:
-        made.end()
+        running_up.end()

@@ -60,13 +60,13 @@ def open_case(visit: PageRequest) -> Response:
 def show(visit: PageRequest) -> Response:
     """Return one case."""
     visit.record("consoleCase")
-    found = visit.ask(cases_api.case_of, case=_id(visit))
+    view = visit.ask(cases_api.case_of, case=_id(visit))
     record = cases_api.find_case(visit.service, visit.caller, _id(visit))
     steps = allowed_steps(record, visit.service.clock.utc_us())
     return visit.page(
         "case/case.html",
-        f"Case {found['case_id'][:12]}",
-        found=found,
+        f"Case {view['case_id'][:12]}",
+        found=view,
         acts=visit.may(Permission.ERASE),
         writes=visit.may(Permission.CERTIFY),
         steps=list(dict.fromkeys(step.step for step in steps)),
@@ -78,11 +78,11 @@ def show(visit: PageRequest) -> Response:
 
 def _by_step(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Return the outcomes or grounds that each step may have, for the steps that have any."""
-    found: dict[str, list[str]] = {}
+    by_step: dict[str, list[str]] = {}
     for step, value in pairs:
-        if value and value not in found.setdefault(step, []):
-            found[step].append(value)
-    return {step: values for step, values in found.items() if values}
+        if value and value not in by_step.setdefault(step, []):
+            by_step[step].append(value)
+    return {step: values for step, values in by_step.items() if values}
 
 
 def step(visit: PageRequest) -> Response:

@@ -146,35 +146,35 @@ def recorded(world: World) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: f"{question.who}: {question.asks}")
+@pytest.mark.parametrize("case", QUESTIONS, ids=lambda case: f"{case.who}: {case.asks}")
 def test_a_question_is_answered_in_the_browser(
-    world: World, visitor: Visitor, recorded: dict[str, str], question: Question
+    world: World, visitor: Visitor, recorded: dict[str, str], case: Question
 ) -> None:
-    walk = Walk(visitor(question.who))
-    for click in question.clicks:
+    walk = Walk(visitor(case.who))
+    for click in case.clicks:
         if isinstance(click, str):
             walk.follow(click.format(**recorded))
         else:
             walk.send({name: value.format(**recorded) for name, value in click.items()})
     assert walk.steps <= STEPS_MAX
-    assert re.search(question.answer.format(**recorded), walk.text), walk.text
+    assert re.search(case.answer.format(**recorded), walk.text), walk.text
 
 
-@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: f"{question.who}: {question.asks}")
+@pytest.mark.parametrize("case", QUESTIONS, ids=lambda case: f"{case.who}: {case.asks}")
 def test_a_question_is_answered_in_the_terminal(
-    world: World, recorded: dict[str, str], question: Question, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, recorded: dict[str, str], case: Question, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
     key = tmp_path / "api.key"
-    key.write_text(world.keys[question.who])
+    key.write_text(world.keys[case.who])
     key.chmod(0o600)
-    assert len(question.commands) <= STEPS_MAX
-    said = ""
-    for words in question.commands:
+    assert len(case.commands) <= STEPS_MAX
+    printed = ""
+    for words in case.commands:
         is_local = words[0] == "coverage"  # asked of the ledger itself
         of = ["--ledger", world.database_url] if is_local else ["--server", world.url, "--api-key-file", str(key)]
         done = CliRunner().invoke(app, [*(word.format(**recorded) for word in words), *of])
         assert done.exit_code in (0, 1), done.output
-        said = " ".join(done.output.split())
-    assert re.search(question.answer.format(**recorded), said), said
+        printed = " ".join(done.output.split())
+    assert re.search(case.answer.format(**recorded), printed), printed
