@@ -255,13 +255,21 @@ def _named(name: str) -> str:
     return name.removesuffix(_BOOT).replace("_", " ")
 
 
+def _moment(at_us: int) -> str:
+    """Return a moment, or how far it is from 1970 where no calendar has it."""
+    try:
+        return moment(at_us)
+    except OverflowError:
+        return f"{duration(at_us)} after 1970"
+
+
 def _text(name: str, value: Any, offset_us: int) -> str:
     if name in ("runs", "written", "attached") and isinstance(value, list):
         runs = "run" if len(value) == 1 else "runs"
         return f"{count(len(value))} {runs} of blocks, listed in the canonical bytes"
     if name.endswith(_BOOT) and value:
         moments = value if isinstance(value, list) else [value]
-        return ", ".join(moment(int(each) + offset_us) for each in moments)
+        return ", ".join(_moment(int(each) + offset_us) for each in moments)
     if isinstance(value, list):
         return ", ".join(str(item) for item in value) or "none"
     if value is None or value == "":
@@ -274,4 +282,4 @@ def _text(name: str, value: Any, offset_us: int) -> str:
         return duration(value)
     if name.endswith(_BOOT):
         return "–"
-    return moment(value) if name.endswith(("_us", "_utc")) else count(value)
+    return _moment(value) if name.endswith(("_us", "_utc")) else count(value)

@@ -99,14 +99,14 @@ def faults(sentence: str) -> list[str]:
 
 def examples(kind: str) -> list[dict[str, Any]]:
     """The example of a kind, as it is and with every number that counts something at 0, 1, 2 and many."""
-    made = [orjson.loads(leaf.data) for leaf in leaves(example_of(KIND_OF[kind]), CONTEXT, 17)]
+    every = [orjson.loads(leaf.data) for leaf in leaves(example_of(KIND_OF[kind]), CONTEXT, 17)]
     counts = {"blocks", "requests", "attempts", "residencies", "finishing", "copies", "tokens", "rows", "findings",
               "remaining", "added", "duplicates", "late", "checked", "nonzero", "pseudonyms", "epochs", "others",
               "queue", "shards", "allocated", "earlier_blocks", "written_blocks", "part_blocks", "promised_tokens",
               "found_tokens", "prompt_tokens", "reused_tokens", "refused_tokens", "ahead_seconds"}  # fmt: skip
-    return made + [
+    return every + [
         body | {name: number for name in counts & {*whole} if isinstance(whole[name], int)}
-        for body, whole in ((each, SCHEMA_OF_NAME[kind].absent | each) for each in made)
+        for body, whole in ((each, SCHEMA_OF_NAME[kind].absent | each) for each in every)
         for number in (0, 1, 2, 7_654_321)
     ]
 
