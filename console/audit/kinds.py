@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from kvcustody.audit.evidence.query.known_names import known_kind
 from kvcustody.audit.kinds import KINDS, Event
 from kvcustody.audit.kinds.examples import example_of
 from kvcustody.audit.leaf import Context, leaves
 from kvcustody.console.command import Json, make_table, print_json, say, stdout
-from kvcustody.errors import ConfigError
 
 _CONTEXT = Context(
     "0f8fad5bd9cb469fa16570867728950e",
@@ -31,9 +31,7 @@ def kinds(
     Example: `kvcustody audit kinds receipt`
     """
     if kind:
-        of = next((each for each in KINDS if KINDS[each].name == kind), None)
-        if of is None:
-            raise ConfigError(f"no kind `{kind}`: `kvcustody audit kinds` lists them")
+        of = next(each for each in KINDS if KINDS[each].name == known_kind(kind))
         made = [json.loads(leaf.data) for leaf in leaves(example_of(of), _CONTEXT, 17)]
         if as_json:
             print_json(facts(of) | {"leaves": made})

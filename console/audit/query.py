@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +14,7 @@ from kvcustody.audit.evidence.query.events import (
     EventRow,
     newest_events,
 )
-from kvcustody.audit.evidence.query.known_names import known_tenant
+from kvcustody.audit.evidence.query.known_names import known_kind, known_tenant
 from kvcustody.audit.kinds import log_of
 from kvcustody.audit.leaf import LEAF_KEYS
 from kvcustody.audit.siem.cursor_reader import describe_losses, newest_positions, pull
@@ -191,13 +190,7 @@ def times(
 
 
 def _kinds(given: list[str] | None) -> tuple[str, ...]:
-    for kind in given or ():
-        if kind not in LEAF_KEYS:
-            names = sorted(LEAF_KEYS)
-            close = get_close_matches(kind, names, n=1)
-            hint = f"; did you mean `{close[0]}`?" if close else ""
-            raise ConfigError(f"no event is called `{kind}`; there are: {', '.join(names)}{hint}")
-    return tuple(given or ())
+    return tuple(map(known_kind, given or ()))
 
 
 def _names(tenant: str | None, name: str) -> tuple[str, ...]:

@@ -1,10 +1,12 @@
 """Each kind of leaf as one sentence: who did what, to whose blocks, and how many.
 
-    sentence_of(body)       # "acme: 1 request ended, 27 blocks released, 66 blocks overwritten (read back in full)"
+    sentence_of(body)       # "acme: request ended, 66 blocks zeroed in 1.5 ms, verified by sample"
 
 1. Every kind has a sentence of its own (`tests/console/render/test_event_sentences.py`), and every field that one
    needs is in the leaf: a sentence leaves out what a leaf does not say, and never guesses.
 2. Of a leaf that goes on in further parts each part says the whole.
+3. The list, the event's page, the exports and the terminal print the same sentence. It has no name of a field, no
+   microseconds, and no number without what it counts.
 """
 
 from __future__ import annotations
@@ -13,19 +15,22 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kvcustody.audit.kinds import SYSTEM
 from kvcustody.audit.leaf.change_items import plain_bodies
 from kvcustody.audit.leaf.leaf_schema import SCHEMA_OF_NAME
-from kvcustody.console.render.number_format import count, duration, moment
+from kvcustody.console.render.number_format import count, duration, second, time_text
 from kvcustody.plurals import several
+from kvcustody.times import SECOND_US
 
 Body = Mapping[str, Any]
 NOBODY = "nobody known"
 _LEVELS = {
     "launched": "not known to have finished",
-    "retired": "finished, not read back",
-    "sampled": "read back in part",
-    "full": "read back in full",
+    "retired": "finished and not read back",
+    "sampled": "verified by sample",
+    "full": "verified in full",
 }
+_OF_ONE = {"are": "is", "were": "was", "have": "has", "stay": "stays", "refer": "refers", "name": "names"}
 
 
 def sentence_of(body: Body) -> str:
@@ -48,6 +53,18 @@ def _blocks(body: Body, key: str = "blocks") -> str:
     return _many(body.get(key, 0), "block")
 
 
+def _verb(number: Any, verb: str) -> str:
+    """Return a verb that agrees with a number."""
+    return _OF_ONE[verb] if int(number) == 1 else verb
+
+
+def _long(length_us: int) -> str:
+    """Return a length of time, which is nowhere in microseconds."""
+    if length_us < 1000:
+        return "under 1 ms"
+    return time_text(length_us) if length_us < 60 * SECOND_US else duration(length_us)
+
+
 def _whose(body: Body, key: str = "tenant") -> str:
     return str(body.get(key) or NOBODY)
 
@@ -62,7 +79,7 @@ def _for_erasure(body: Body) -> str:
 
 def _clipped(body: Body) -> str:
     rows = zip(body["hints"], body["asked"], body["passed"], body["requests_each"], strict=True)
-    said = [f"{name} from {asked} to {passed}, {_many(number, 'time')}" for name, asked, passed, number in rows]
+    said = [f'{name} from "{asked}" to "{passed}", {_many(number, "time")}' for name, asked, passed, number in rows]
     return "; ".join([*said, *([f"{_many(body['others'], 'other')}"] if body["others"] else [])])
 
 
@@ -77,16 +94,21 @@ def _epoch_scope(body: Body) -> str:
 
 def _sent(body: Body) -> str:
     where = body["worker"] or body["target"]
-    said = f"{_many(body['requests'], 'request')} of {_whose(body)} " + (
+    where_to = f"{_many(body['requests'], 'request')} of {_whose(body)} " + (
         f"went to {where}" if where else "went to a router, which does not say where"
     )
-    answered = f"answered {body['status']}" if int(body["status"]) else "not answered"
+    answered = f"answered with HTTP status {body['status']}" if int(body["status"]) else "not answered"
     promised = int(body["promised_tokens"])
-    return f"{said}, {answered}" + (f"; {_many(promised, 'token')} were promised" if promised >= 0 else "")
+    more = f"; {_many(promised, 'token')} {_verb(promised, 'were')} promised" if promised >= 0 else ""
+    return f"{where_to}, {answered}{more}"
 
 
 def _listed(names: Any) -> str:
     return ", ".join(map(str, names)) or "nobody"
+
+
+def _log(name: str) -> str:
+    return "the system log" if name == SYSTEM else str(name).removeprefix("tenant/")
 
 
 def _done(body: Body) -> str:
@@ -122,7 +144,8 @@ def _counted(body: Body) -> str:
     whose = "its own blocks" if body["owner"] == body["tenant"] else f"blocks of {body['owner']}"
     asked = _many(body["requests"], "request")
     if body["effect"] != "permit":
-        word = "would have been denied" if body["effect"] == "would-deny" else "were denied"
+        were = _verb(body["requests"], "were")
+        word = "would have been denied" if body["effect"] == "would-deny" else f"{were} denied"
         return f"{asked} of {body['tenant']} {word} {body['action']} of {whose}, by {body['rule']}"
     size = f"{_blocks(body)} with {_many(body['tokens'], 'token')}"
     return f"{asked} of {body['tenant']} reused {size}, {whose}, by {body['rule']}"
@@ -132,30 +155,34 @@ def _opened(body: Body) -> str:
     earlier = int(body.get("earlier_blocks", 0))
     own = f", {count(earlier)} of them its own earlier work" if earlier else ""
     return (
-        f"{body['tenant']}: 1 request was admitted ({body['classification']}), attached {_blocks(body)}{own} and "
-        f"was handed {_blocks(body, 'written_blocks')}"
+        f"{body['tenant']}: request admitted ({body['classification']}), {_blocks(body)} attached{own}, "
+        f"{_blocks(body, 'written_blocks')} handed out"
     )
 
 
 def _monitored(body: Body) -> str:
     return (
-        f"{body['tenant']}: 1 request that the policy was not enforced for reused "
-        f"{_many(body['reused_tokens'], 'token')} of {_number(body['prompt_tokens'])}; the policy would have refused "
-        f"{_number(body['refused_tokens'])}"
+        f"{body['tenant']}: a request that the policy was not enforced for reused {_number(body['reused_tokens'])} of "
+        f"{_many(body['prompt_tokens'], 'token')}; the policy would have refused "
+        f"{_many(body['refused_tokens'], 'token')}"
     )
 
 
 def _released(body: Body) -> str:
     grown = f" and had grown by {_blocks(body)}" if body.get("blocks") else ""
-    return f"{body['tenant']}: 1 request ended ({body['cause']}){grown}"
+    return f"{body['tenant']}: request ended ({body['cause']}){grown}"
 
 
 def _receipt(body: Body) -> str:
-    whose = body.get("tenant") or "no tenant, at the start of a process"
+    whose = body.get("tenant") or "no tenant (at the start of a process)"
     if body["result"] != "ok":
-        return f"{_blocks(body)} of {whose} could not be shown to be overwritten on shard {body['shard']}"
+        return f"{whose}: {_blocks(body)} not shown to be zeroed, on shard {body['shard']}"
     level = _LEVELS.get(body["level"], body["level"])
-    return f"{_blocks(body)} of {whose} were overwritten on shard {body['shard']} ({body['method']}, {level})"
+    return f"{whose}: {_blocks(body)} zeroed in {_long(_took_us(body))}, {level}, on shard {body['shard']}"
+
+
+def _took_us(receipt: Body) -> int:
+    return max(0, int(receipt["ended_boot_us"]) - int(receipt["started_boot_us"]))
 
 
 def _changed(body: Body) -> str:
@@ -163,6 +190,7 @@ def _changed(body: Body) -> str:
     sums: Counter[str] = Counter()
     causes: Counter[str] = Counter()
     levels: set[str] = set()
+    took_us: list[int] = []
     for item in plain_bodies(body):
         kind, blocks = item["kind"], int(item["blocks"])
         sums[kind] += 1 if kind == "residency-released" else blocks
@@ -171,19 +199,24 @@ def _changed(body: Body) -> str:
         elif kind == "receipt":
             sums["failed"] += blocks * (item["result"] != "ok")
             levels.add(_LEVELS.get(item["level"], item["level"]))
+            took_us.append(_took_us(item))
     parts = []
     if sums["residency-released"]:
-        parts.append(f"{_many(sums['residency-released'], 'request')} ended")
+        number = sums["residency-released"]
+        parts.append("request ended" if number == 1 else f"{_many(number, 'request')} ended")
     if sums["blocks-released"]:
         parts.append(f"running requests gave back {_many(sums['blocks-released'], 'block')}")
     if causes:
-        by = ", ".join(f"{count(blocks)} {cause}" for cause, blocks in sorted(causes.items()))
+        by = ", ".join(sorted(causes))
+        if len(causes) > 1:
+            by = ", ".join(f"{_many(blocks, 'block')} {cause}" for cause, blocks in sorted(causes.items()))
         parts.append(f"custody of {_many(causes.total(), 'block')} ended ({by})")
     if sums["receipt"] - sums["failed"]:
         done = _many(sums["receipt"] - sums["failed"], "block")
-        parts.append(f"{done} overwritten ({', '.join(sorted(levels))})")
+        longest = f"{'up to ' if len(took_us) > 1 and max(took_us) >= 1000 else ''}{_long(max(took_us))}"
+        parts.append(f"{done} zeroed in {longest}, {' or '.join(sorted(levels))}")
     if sums["failed"]:
-        parts.append(f"{_many(sums['failed'], 'block')} not shown to be overwritten")
+        parts.append(f"{_many(sums['failed'], 'block')} not shown to be zeroed")
     return f"{body['tenant']}: {', '.join(parts) or 'nothing changed'}"
 
 
@@ -191,7 +224,8 @@ def _copies(what: str) -> Callable[[Body], str]:
     def says(body: Body) -> str:
         number, blocks = _many(len(body["numbers"]), "copy", "copies"), sum(map(int, body["blocks_each"]))
         cause = _why(body, "cause")
-        return f"{number} of {_many(blocks, 'block')} of {_whose(body)} {what} tier {body['tier']}{cause}"
+        does = what if what.startswith("ended") else f"{_verb(len(body['numbers']), 'were')} {what}"
+        return f"{number} of {_many(blocks, 'block')} of {_whose(body)} {does} tier {body['tier']}{cause}"
 
     return says
 
@@ -201,14 +235,14 @@ def _transfer(body: Body) -> str:
     what = f"{_blocks(body)} of {body['tenant']}"
     if body["choice"] != "transfer":
         return f"{what} not copied {way} tier {body['tier']}{_why(body)}"
-    outcome = {"done": "copied", "partial": f"of which {_number(body.get('part_blocks', 0))} were copied"}
+    outcome = {"done": "copied", "partial": f"({_number(body.get('part_blocks', 0))} of them) copied"}
     return f"{what} {outcome.get(body['outcome'], 'failed to be copied')} {way} tier {body['tier']}{_why(body)}"
 
 
 def _requested(body: Body) -> str:
     whose = body.get("tenant") or "every tenant"
     due_us = int(body["at_us"]) - int(body["boot_us"]) + int(body["deadline_boot_us"])
-    return f"{body['actor']} asked to erase the custody of a {body['selector']} of {whose} by {moment(due_us)}"
+    return f"{body['actor']} asked to erase the custody of one {body['selector']} of {whose} by {second(due_us)}"
 
 
 def _applied(body: Body) -> str:
@@ -216,7 +250,7 @@ def _applied(body: Body) -> str:
     more = f" and {_many(copies, 'copy', 'copies')}" if copies else ""
     return (
         f"erasure {body['erasure']} took effect on {_blocks(body)}{more} of {_whose(body)}: "
-        f"{_many(body['requests'], 'request')} aborted, {_number(body['finishing'])} finishing"
+        f"{_many(body['requests'], 'request')} aborted, {_many(body['finishing'], 'request')} finishing"
     )
 
 
@@ -229,8 +263,9 @@ def _erased(body: Body) -> str:
 def _overdue(body: Body) -> str:
     if not int(body["residencies"]):
         return f"pool {body['pool']} has ended every hold that was past its deadline"
-    past = duration(max(0, int(body["boot_us"]) - int(body["due_boot_us"])))
-    return f"{_many(body['residencies'], 'hold')} of pool {body['pool']} are past their deadline, the oldest by {past}"
+    past, number = _long(max(0, int(body["boot_us"]) - int(body["due_boot_us"]))), body["residencies"]
+    late = "is past its deadline by" if int(number) == 1 else "are past their deadline, the oldest by"
+    return f"{_many(number, 'hold')} of pool {body['pool']} {late} {past}"
 
 
 def _found(body: Body) -> str:
@@ -261,8 +296,8 @@ def _enforced(body: Body) -> str:
 
 def _died(body: Body) -> str:
     return (
-        f"a process of {body['worker']} ended without saying so: {_many(body['residencies'], 'request')}, "
-        f"{_blocks(body)} and {_many(body.get('copies', 0), 'copy', 'copies')} closed as unproven"
+        f"a process of {body['worker']} ended without saying so; closed as unproven: "
+        f"{_many(body['residencies'], 'request')}, {_blocks(body)}, {_many(body.get('copies', 0), 'copy', 'copies')}"
     )
 
 
@@ -283,9 +318,10 @@ def _key_event(body: Body) -> str:
 
 def _handed_over(body: Body) -> str:
     what, peer = _many(body["blocks"], "block"), body["peer"] or "another worker"
+    was = _verb(body["blocks"], "were")
     if body["step"] == "refused":
         return f"a hand-over of {what} of {body['tenant']} with {peer} was refused: {body['reason']}"
-    way = {"offered": "was offered to", "given": "was given to", "received": "came from"}[body["step"]]
+    way = {"offered": f"{was} offered to", "given": f"{was} given to", "received": "came from"}[body["step"]]
     return f"{what} of {body['tenant']}, prefilled once, {way} {peer}"
 
 
@@ -303,15 +339,17 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
     "release-step": lambda body: f"{body['actor']} {_done(body)} revision {body['revision']} of the policy",
     "policy-staged": lambda body: f"revision {body['revision']} of the policy took effect for {body['stage']}",
     "policy-activated": lambda body: f"revision {body['revision']} of the policy took effect for every tenant",
-    "policy-text": lambda body: f"piece {body['number']} of {body['of']} of a policy's text was recorded",
+    "policy-text": lambda body: (
+        f"a policy's text was recorded, part {_number(body['number'])} of {_many(body['of'], 'part')}"
+    ),
     "enforcement-ordered": _order,
     "enforcement-changed": _enforced,
     "grants-revoked": lambda body: (
         f"{body['actor']} revoked {_listed(body['ids'])}: nobody reuses blocks through them from now on"
     ),
     "retention-purged": lambda body: (
-        f"{body['actor']} and {body['approver']} dropped the content of the leaves {_number(body['first'])} to "
-        f"{_number(int(body['below']) - 1)} of {body['of_log']}"
+        f"{body['actor']} and {body['approver']} dropped the content of leaf {_number(body['first'])} to "
+        f"leaf {_number(int(body['below']) - 1)} of {_log(body['of_log'])}"
     ),
     "legal-hold": lambda body: (
         f"{body['actor']}: legal hold {body['hold']} {body['action']}, on the records of "
@@ -323,11 +361,11 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
     ),
     "subject-unlinked": lambda body: (
         f"{body['actor']} unlinked a subject of {body['tenant']}: "
-        f"{_many(body['pseudonyms'], 'pseudonym')} name nobody from now on"
+        f"{_many(body['pseudonyms'], 'pseudonym')} {_verb(body['pseudonyms'], 'name')} nobody from now on"
     ),
     "sink-changed": lambda body: f"{body['actor']} {_done(body)} the sink {body['sink']}{_why(body)}",
     "report-schedule-changed": lambda body: (
-        f"{body['actor']} {_done(body)} the schedule {body['schedule']} ({body['framework']}, every {body['every']})"
+        f"{body['actor']} {_done(body)} the schedule {body['schedule']} ({body['framework']}, {body['every']})"
     ),
     "scheduled-report-made": lambda body: (
         f"the schedule {body['schedule']} made the report {body['report']} ({body['framework']}, {body['opinion']})"
@@ -339,7 +377,7 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
         f"{body['actor']} confirmed a clock that is {_many(body['ahead_seconds'], 'second')} ahead{_why(body)}"
     ),
     "log-broken": lambda body: (
-        f"{body['actor']} went on although the log of {_number(body['lost_size'])} root leaves is lost from "
+        f"{body['actor']} went on although the log of {_many(body['lost_size'], 'root leaf')} is lost from root leaf "
         f"{_number(body['base_size'])} on{_why(body)}"
     ),
     "schema-changed": lambda body: (
@@ -371,8 +409,8 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
     "residency-opened": _opened,
     "request-monitored": _monitored,
     "blocks-assigned": lambda body: (
-        f"{_blocks(body)} that a request of {body['tenant']} was handed are {body['owner']}'s "
-        f"({body['classification']})"
+        f"{_blocks(body)} that a request of {body['tenant']} was handed {_verb(body['blocks'], 'are')} "
+        f"{body['owner']}'s ({body['classification']})"
     ),
     "blocks-attached": lambda body: (
         f"{body['tenant']}: a running request went on with {_blocks(body)} that another had published"
@@ -381,33 +419,34 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
     "blocks-released": lambda body: f"{body['tenant']}: a running request gave back {_blocks(body)} ({body['cause']})",
     "holds-narrowed": lambda body: (
         f"revision {body['revision']} ended holds of {body['tenant']} earlier; "
-        f"{_many(len(body['holds']), 'hold')} are left"
+        f"{_many(len(body['holds']), 'hold')} {_verb(len(body['holds']), 'are')} left"
     ),
     "custody-ended": lambda body: f"custody of {_blocks(body)} of {body['tenant']} ended ({body['cause']})",
     "custody-changed": _changed,
     "receipt": _receipt,
     "integrity-mismatch": lambda body: (
-        f"{_blocks(body)} of {body['tenant']} were not what had been published, and were not reused; "
-        f"{_many(body['requests'], 'running request')} refer to them"
+        f"{_blocks(body)} of {body['tenant']} {_verb(body['blocks'], 'were')} not as published, and not reused; "
+        f"{_many(body['requests'], 'running request')} {_verb(body['requests'], 'refer')} to them"
     ),
-    "copies-stored": _copies("were sealed into"),
+    "copies-stored": _copies("sealed into"),
     "copies-ended": _copies("ended in"),
     "blocks-handed-over": _handed_over,
     "tier-inherited": lambda body: (
-        f"{_many(len(body['copies']), 'copy', 'copies')} of {_whose(body)} in tier {body['tier']} were left by worker "
-        f"{body['left_by_worker'] or '(unknown)'}, which died: "
+        f"{_many(len(body['copies']), 'copy', 'copies')} of {_whose(body)} in tier {body['tier']} "
+        f"{_verb(len(body['copies']), 'were')} left by worker {body['left_by_worker'] or '(unknown)'}, which died: "
         + ("taken over" if body["outcome"] == "restored" else "ended")
     ),
-    "copies-destroyed": _copies("were destroyed in"),
+    "copies-destroyed": _copies("destroyed in"),
     "copies-locked": _copies("ended, and their bytes are locked by the store of"),
     "transfer-decided": _transfer,
     "erasure-requested": _requested,
     "erasure-applied": _applied,
     "erasure-remaining": lambda body: (
-        f"{_blocks(body)} of {_whose(body)} stay after erasure {body['erasure']}{_why(body)}"
+        f"{_blocks(body)} of {_whose(body)} {_verb(body['blocks'], 'stay')} after erasure {body['erasure']}{_why(body)}"
     ),
     "erasure-reread": lambda body: (
-        f"{_blocks(body, 'checked')} that erasure {body['erasure']} ended for {_whose(body)} were read back: "
+        f"{_blocks(body, 'checked')} that erasure {body['erasure']} ended for {_whose(body)} "
+        f"{_verb(body['checked'], 'were')} read back: "
         f"{_many(body['nonzero'], 'byte')} not zero"
     ),
     "erasure-completed": _erased,
@@ -418,8 +457,9 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
     "hints-clipped": lambda body: f"door {body['door']} clipped hints of clients: {_clipped(body)}",
     "route-sent": _sent,
     "route-found": lambda body: (
-        f"a request of {_whose(body)} came by a door and found {_many(body['found_tokens'], 'token')} of "
-        f"{_number(body['prompt_tokens'])}; {_many(body['queue'], 'request')} were here before it"
+        f"a request of {_whose(body)} came by a door and found {_number(body['found_tokens'])} of "
+        f"{_many(body['prompt_tokens'], 'token')}; {_many(body['queue'], 'request')} {_verb(body['queue'], 'were')} "
+        "here before it"
     ),
     "custody-overdue": _overdue,
     "orphan-scanned": lambda body: (
@@ -432,10 +472,11 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
     ),
     "replay-completed": lambda body: (
         f"a spill was read back: {_many(body['added'], 'leaf', 'leaves')} added, "
-        f"{_number(body['duplicates'])} already there"
+        f"{_many(body['duplicates'], 'leaf', 'leaves')} already there"
     ),
     "gap": lambda body: (
-        f"events {_number(body['first_sequence'])} to {_number(body['last_sequence'])} were lost{_why(body, 'cause')}"
+        f"event {_number(body['first_sequence'])} to event {_number(body['last_sequence'])} were lost"
+        f"{_why(body, 'cause')}"
     ),
     "withdrawn": lambda body: (
         f"event {_number(body['of_sequence'])} of {_whose(body)} was recorded after it had been refused: "
@@ -445,11 +486,13 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
         f"worker {body['worker']} began to observe the engine at {body['endpoint']}, which it does not govern"
     ),
     "observed-stored": _observed("stored"),
-    "observed-removed": lambda body: f"{_observed('removed')(body)} ({body['cause']}), {_number(body['late'])} late",
-    "observed-overdue": _observed("still holds, past their deadline,"),
+    "observed-removed": lambda body: (
+        f"{_observed('removed')(body)} ({body['cause']}), {_many(body['late'], 'block')} late"
+    ),
+    "observed-overdue": lambda body: f"{_observed('still holds')(body)} past the deadline",
     "observation-gap": lambda body: (
-        f"batches {_number(body['first_batch'])} to {_number(body['last_batch'])} of engine {body['engine']} were not "
-        f"seen{_why(body, 'cause')}"
+        f"batch {_number(body['first_batch'])} to batch {_number(body['last_batch'])} of engine {body['engine']} were "
+        f"not seen{_why(body, 'cause')}"
     ),
     "case-opened": lambda body: (
         f"{body['actor']} opened case {body['case_id']}: a subject of {body['tenant']} asks for {body['subject_right']}"

@@ -55,6 +55,16 @@ def time_text(value_us: int) -> str:
     return f"{value_us / 1000:,.1f} ms" if value_us < SECOND_US else f"{value_us / SECOND_US:,.1f} s"
 
 
+def relative(at_us: int, now_us: int) -> str:
+    """Return how long ago a moment is, or in how long, in whole units; below a second it is now."""
+    length_us = abs(now_us - at_us)
+    for unit, length in (("d", DAY_US), ("h", HOUR_US), ("min", MINUTE_US), ("s", SECOND_US)):
+        if length_us >= length:
+            said = f"{count(length_us // length)} {unit}"
+            return f"{said} ago" if at_us < now_us else f"in {said}"
+    return "now"
+
+
 def size(value: int) -> str:
     """Return bytes in a binary unit, one digit after the point, rounded down."""
     power = min(len(_UNITS) - 1, max(0, (value.bit_length() - 1) // 10)) if value else 0

@@ -36,15 +36,7 @@ Examples:
 
     kvcustody up --engine vllm --engine-python /opt/vllm/bin/python
 
-What to look at first: *Overview*, then *Custody* (what is held, for how long yet), *Erasures* (one misses its deadline
-within minutes, on purpose), *Decisions* (what was denied, and by which rule), *Audit explorer* (every leaf, with its
-proof). In another terminal, in the same folder:
-
-    kvcustody top --server http://127.0.0.1:PORT --api-key-file FOLDER/keys/you.key
-
-    kvcustody audit fsck --ledger sqlite:///FOLDER/ledger.db
-
-Nothing here needs a GPU, the network, or a model that is downloaded.
+`--tour` prints what to look at first. Nothing here needs a GPU, the network, or a model that is downloaded.
 docs/tutorials/first-ten-minutes.md says what runs, and what is left.
 """
 _ENGINE_SECONDS = 660.0
@@ -186,12 +178,12 @@ def check_engine(python: str) -> None:
     Raises:
         ConfigError: names the Python and what to install.
     """
-    look = "import importlib.util as u; print(*[m for m in ('vllm', 'kvcustody') if u.find_spec(m) is None])"
+    from kvcustody.lab.fleet.router_programs import missing_modules
+
     try:
-        done = subprocess.run([python, "-c", look], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
+        missing = missing_modules(python, ("vllm", "kvcustody"))
     except (OSError, subprocess.SubprocessError):
         raise ConfigError(f"--engine-python: `{python}` does not run as a Python", path=python) from None
-    missing = done.stdout.split()
     if missing:
         raise ConfigError(
             f"--engine vllm: `{python}` lacks {' and '.join(missing)}; install vLLM and `kvcustody[vllm]` there, "
@@ -229,10 +221,13 @@ def _tell(running: _Up, as_json: bool, *, tour: bool) -> None:
         print_json(running.plane.as_json() | ({"tour": more} if tour else {}))
         sys.stdout.flush()
         return
-    running.plane.tell()
+    plane = running.plane
+    plane.tell()
     say(f"ledger    {running.plane.ledger}")
     say(f"keys      {running.plane.folder / 'keys'}   (you, author, owner: see docs/tutorials/first-ten-minutes.md)")
     if tour:
         for number, (shows, command, page) in enumerate(tour_of(running.plane), 1):
             say(f"\n{number}. {shows}\n   {command}\n   {running.plane.url}{page}")
+    say(f"a person  {plane.adds('NAME', 'auditor')}")
+    say(f"a tenant  {plane.adds('NAME', 'tenant-admin', 'TENANT')}")
     say("Ctrl-C ends it.", flush=True)

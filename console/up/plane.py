@@ -60,9 +60,25 @@ class RunningPlane(NamedTuple):
             "link_seconds": LINK_SECONDS,
             "folder": str(self.folder),
             "ledger": self.ledger,
+            "adds": {
+                "person": self.adds("NAME", "auditor"),
+                "tenant": self.adds("NAME", "tenant-admin", "TENANT"),
+            },
             "keys": {name: str(key_file(self.folder, name)) for name in PEOPLE},
             "process": os.getpid(),
         }
+
+    def adds(self, name: str, role: str, tenant: str = "") -> str:
+        """Return the command that adds a person, or with `tenant` somebody who acts for one, while this runs.
+
+        It prints the person's key, which signs in at the console.
+        """
+        from kvcustody.console.up.place import key_file
+        from kvcustody.lab.traffic.office import BOOTSTRAP
+
+        whose = f" --tenant {tenant}" if tenant else ""
+        by = f"--server {self.url} --api-key-file {key_file(self.folder, BOOTSTRAP)}"
+        return f"kvcustody principal add {name} --role {role}{whose} {by}"
 
     def tell(self) -> None:
         """Print the address and a sign-in link, in two lines."""

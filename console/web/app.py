@@ -3,11 +3,13 @@
 1. Without a session there is the sign-in page and the static files, and nothing else: every other page leads there.
 2. No page holds a script or a style of its own; the policy of content allows this origin's files alone, and no frame.
 3. A refusal is a page with the problem's status. Absent, foreign and unknown paths give the same bytes.
+4. A form that is not accepted is shown again with what was typed, each fault at its field, under that status.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -19,6 +21,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from kvcustody.console.web.audit_export import export as audit_export
+from kvcustody.console.web.form_errors import wrong_fields
 from kvcustody.console.web.page_request import PREFIX, PageRequest
 from kvcustody.console.web.pages.audit import event as audit_event
 from kvcustody.console.web.pages.audit import explore as audit_explore
@@ -28,11 +31,6 @@ from kvcustody.console.web.pages.custody import subject as custody_subject
 from kvcustody.console.web.pages.decisions import rule as decisions_rule
 from kvcustody.console.web.pages.decisions import show as decisions_show
 from kvcustody.console.web.pages.deletion import show as deletion_show
-from kvcustody.console.web.pages.erasures import download as erasures_download
-from kvcustody.console.web.pages.erasures import listed as erasures_listed
-from kvcustody.console.web.pages.erasures import preview as erasures_preview
-from kvcustody.console.web.pages.erasures import request as erasures_request
-from kvcustody.console.web.pages.erasures import show as erasures_show
 from kvcustody.console.web.pages.fleet.fleet import show as fleet_show
 from kvcustody.console.web.pages.fleet.routes import show as routes_show
 from kvcustody.console.web.pages.grants import show as grants_show
@@ -53,6 +51,11 @@ from kvcustody.console.web.pages.privacy.cases import listed as cases_listed
 from kvcustody.console.web.pages.privacy.cases import open_case as cases_open
 from kvcustody.console.web.pages.privacy.cases import show as cases_show
 from kvcustody.console.web.pages.privacy.cases import step as cases_step
+from kvcustody.console.web.pages.privacy.erasures import download as erasures_download
+from kvcustody.console.web.pages.privacy.erasures import listed as erasures_listed
+from kvcustody.console.web.pages.privacy.erasures import preview as erasures_preview
+from kvcustody.console.web.pages.privacy.erasures import request as erasures_request
+from kvcustody.console.web.pages.privacy.erasures import show as erasures_show
 from kvcustody.console.web.pages.release_step import prepare as release_prepare
 from kvcustody.console.web.pages.reports import again as reports_again
 from kvcustody.console.web.pages.reports import cancel as reports_cancel
@@ -62,6 +65,7 @@ from kvcustody.console.web.pages.reports import listed as reports_listed
 from kvcustody.console.web.pages.reports import make as reports_make
 from kvcustody.console.web.pages.reports import schedule as reports_schedule
 from kvcustody.console.web.pages.reports import show as reports_show
+from kvcustody.console.web.pages.reuse import show as reuse_show
 from kvcustody.console.web.pages.tiers import show as tiers_show
 from kvcustody.console.web.rendering import STATIC_FILES, render
 from kvcustody.console.web.sign_in import LINK
@@ -93,6 +97,7 @@ _PAGES: tuple[tuple[str, str, Page], ...] = (
     ("GET", "/audit/export/{form}", audit_export),
     ("GET", "/custody", custody_live),
     ("GET", "/custody/subject", custody_subject),
+    ("GET", "/reuse", reuse_show),
     ("GET", "/tiers", tiers_show),
     ("GET", "/fleet", fleet_show),
     ("GET", "/routes", routes_show),
@@ -131,6 +136,18 @@ _PAGES: tuple[tuple[str, str, Page], ...] = (
     ("POST", "/principals/revoke", principals_revoke),
     ("POST", "/principals/keep", principals_keep),
 )
+
+_FORM_PAGES: dict[Page, tuple[Page, str]] = {  # the page that has a form, and how the form's path goes on from it
+    erasures_preview: (erasures_listed, "/preview"),
+    erasures_request: (erasures_preview, ""),
+    cases_open: (cases_listed, ""),
+    cases_step: (cases_show, "/step"),
+    cases_letter: (cases_show, "/letter"),
+    reports_make: (reports_listed, ""),
+    reports_schedule: (reports_listed, "/schedules"),
+    principals_disable: (principals_show, "/disable"),
+}
+_AT_THE_FIELD = (409, 422)
 
 
 class Console:
@@ -185,20 +202,39 @@ class Console:
 
 def _answered(page: Page, visit: PageRequest) -> Response:
     """Return a page's answer; a refusal is a page too (rule 3)."""
+    error: CustodyError
     try:
         return page(visit)
-    except CustodyError as error:
-        known = problem_of(error)
+    except CustodyError as raised:
+        known = problem_of(raised)
         if known is None:
             _log.error("page failed", path=visit.path, exc_info=True)
-        problem = known or ProblemError("internal")
+        problem, error = known or ProblemError("internal"), raised
     except Exception:
         _log.error("page failed", path=visit.path, exc_info=True)
-        problem = ProblemError("internal")
+        problem = error = ProblemError("internal")
+    if visit.form and problem.type.status in _AT_THE_FIELD and page in _FORM_PAGES:
+        again = _form_again(page, visit, wrong_fields(error, problem, {*visit.form}))
+        if again is not None:
+            again.status_code = problem.type.status
+            return again
     shown = problem.type
     response = visit.page("problem.html", shown.title, status=shown.status, problem=shown, detail=problem.detail)
     response.headers.update(problem.headers)
     return response
+
+
+def _form_again(page: Page, visit: PageRequest, wrong: dict[str, str]) -> Response | None:
+    """Return the page of a form that was not accepted, with what was typed and what is wrong (rule 4)."""
+    form_page, end = _FORM_PAGES[page]
+    place = visit.path.removesuffix(end)
+    query = {"name": visit.form["name"]} if page is principals_disable and "name" in visit.form else {}
+    kept = visit.form if form_page is erasures_preview else {}
+    sent = {name: value for name, value in visit.form.items() if name not in ("csrf", "once")}
+    try:
+        return form_page(replace(visit, path=place, query=query, form=kept, sent=sent, sent_to=visit.path, wrong=wrong))
+    except CustodyError:
+        return None
 
 
 def _nothing(visit: PageRequest) -> Response:

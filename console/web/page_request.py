@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from kvcustody.audit.evidence.processes.marked_processes import history
+from kvcustody.audit.evidence.query.known_names import known_tenant, tenant_names
+from kvcustody.console.web.form_errors import FieldError
 from kvcustody.console.web.rendering import render
+from kvcustody.errors import ConfigError
 from kvcustody.governance.api.http.console_mount import record_read
 from kvcustody.governance.api.page_calls import ask
 from kvcustody.governance.service.access.caller import Caller
@@ -28,6 +31,8 @@ from kvcustody.governance.service.service import Service
 from kvcustody.tenants import NAME_CHARACTERS_MAX
 
 T = TypeVar("T")
+DEMO = "Demo data, not production traffic."
+_SUGGESTED_MAX = 200
 PREFIX = "/console"
 _CHARACTERS_MAX = NAME_CHARACTERS_MAX
 _TEXT_MAX = 1 << 20
@@ -44,6 +49,9 @@ class PageRequest:
     query: Mapping[str, str]
     form: Mapping[str, str]
     session: str | None  # the token of its cookie
+    sent: Mapping[str, str] = field(default_factory=dict)  # a form that was not accepted, kept for its reader
+    sent_to: str = ""
+    wrong: dict[str, str] = field(default_factory=dict)  # what is wrong with a form or filter, by field
 
     def ask(self, function: Callable[..., T], *given: Any, **named: Any) -> T:
         """Return an operation's answer, where the caller may call it."""
@@ -69,8 +77,34 @@ class PageRequest:
         if value is None:
             return None
         if not (value.isascii() and value.isdecimal()) or len(value) > 16 or int(value) >= LARGE:
-            raise _invalid(name, "is not a whole number")
+            raise _invalid(name, "is not a whole number: write digits alone")
         return int(value)
+
+    def form_at(self, path: str) -> SentForm:
+        """Return what was sent to a form at this path and not accepted; empty for any other form."""
+        return SentForm(self.sent, self.wrong) if path == self.sent_to else SentForm({}, {})
+
+    def tenant_names(self) -> list[str]:
+        """Return the ledger's tenants, for suggestions; none to those who see one tenant alone."""
+        if self.caller.reach(Permission.READ_CUSTODY) is not Reach.ALL:
+            return []
+        with self.service.reading() as connection:
+            return tenant_names(connection, _SUGGESTED_MAX)
+
+    def check_tenants(self, *names: str) -> None:
+        """Say which of these filters names a tenant that the ledger does not know, and which one was meant.
+
+        Who sees one tenant alone is told nothing of others.
+        """
+        if self.caller.reach(Permission.READ_CUSTODY) is not Reach.ALL:
+            return
+        for name in names:
+            try:
+                if self.query.get(name):
+                    with self.service.reading() as connection:
+                        known_tenant(connection, self.query[name])
+            except ConfigError as error:
+                self.wrong[name] = error.message
 
     def may(self, *actions: Permission) -> bool:
         """Return whether the caller's roles permit any of these actions."""
@@ -98,8 +132,11 @@ class PageRequest:
     def page(self, template: str, title: str, *, status: int = 200, **context: Any) -> Response:
         """Return a page of the console; each one marks replayed or generated history (`history`)."""
         marked = self.service.marked()
+        if not self.sent_to:
+            self.check_tenants("tenant")
         shared = {
             "history": history(marked),
+            "demo": DEMO if marked else "",
             "origins": {one.incarnation: one.origin for one in marked},
             "title": title,
             "who": self.caller,
@@ -120,13 +157,24 @@ class PageRequest:
         return self.path + ("?" + urlencode(kept) if kept else "")
 
 
+class SentForm(NamedTuple):
+    """A form that was sent and not accepted: its values, and what is wrong by field."""
+
+    values: Mapping[str, str]
+    wrong: Mapping[str, str]
+
+    def value(self, name: str, default: object = "") -> str:
+        """Return what was typed into a field."""
+        return self.values.get(name, str(default))
+
+
 def redirect(path: str, **query: object) -> Response:
     """Return a redirect to another page of the console, by GET."""
     return RedirectResponse(PREFIX + path + ("?" + urlencode(query) if query else ""), 303)
 
 
 def _invalid(name: str, what: str) -> ProblemError:
-    return ProblemError("invalid", f"`{name}` {what}")
+    return FieldError({name: f"this {what}"})
 
 
 class Place(NamedTuple):
@@ -145,6 +193,7 @@ PLACES = (
     Place("/console/policy", "Policy", _POLICY),
     Place("/console/grants", "Grants", _POLICY),
     Place("/console/decisions", "Decisions", (Permission.READ_CUSTODY, Permission.WRITE_POLICY)),
+    Place("/console/reuse", "Reuse", _CUSTODY),
     Place("/console/custody", "Custody", _CUSTODY),
     Place("/console/tiers", "Tiers", (Permission.READ_CUSTODY, Permission.READ_OPERATIONS)),
     Place("/console/fleet", "Fleet", (Permission.READ_OPERATIONS,)),

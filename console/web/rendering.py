@@ -17,6 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from kvcustody.console.render import number_format as words
 from kvcustody.governance.observability.serving_summary import seconds_text, share_text
 from kvcustody.policies.workbench.json_schema import schema as policy_schema
+from kvcustody.times import iso
 
 _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "json": "application/json"}
 
@@ -71,11 +72,13 @@ environment = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-environment.globals |= {"static": _static}
+environment.globals |= {"static": _static, "zip": zip}
 environment.filters |= {
     "count": words.count,
     "duration": words.duration,
+    "iso": iso,
     "brief": words.time_text,
+    "relative": words.relative,
     "size": words.size,
     "minute": _minute,
     "second": _second,

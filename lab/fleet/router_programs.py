@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -48,18 +49,28 @@ def find_program(name: str, folders: Iterable[Path] = ()) -> Path | None:
     return None if on_path is None else Path(on_path)
 
 
+def missing_modules(python: str | Path, modules: Iterable[str]) -> tuple[str, ...]:
+    """Return which of these modules another Python lacks.
+
+    Raises:
+        OSError: It does not run.
+        subprocess.SubprocessError: It runs, and not as a Python.
+    """
+    look = "import importlib.util as u, sys; print(*[name for name in sys.argv[1:] if u.find_spec(name) is None])"
+    done = subprocess.run(  # noqa: S603 - an interpreter that its user names
+        [python, "-c", look, *modules], capture_output=True, text=True, timeout=60, check=True
+    )
+    return tuple(done.stdout.split())
+
+
 def find_python(modules: Iterable[str], folders: Iterable[Path]) -> Path | None:
     """Return the folders' first interpreter that has all of these modules, or None."""
-    code = f"import importlib.util as u; assert all(u.find_spec(one) for one in {[*modules]!r})"
+    wanted = tuple(modules)
     for folder in folders:
         python = folder / "python"
-        if (
-            python.is_file()
-            and not subprocess.run(  # noqa: S603 - an interpreter that its user names
-                [python, "-c", code], capture_output=True, check=False
-            ).returncode
-        ):
-            return python.absolute()
+        with suppress(OSError, subprocess.SubprocessError):
+            if python.is_file() and not missing_modules(python, wanted):
+                return python.absolute()
     return None
 
 

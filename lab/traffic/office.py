@@ -6,6 +6,7 @@ an unknown key.
 1. They are asked for as through the API, by the principal who would: on record, durable before anything happens.
 2. Subjects are those of the workload. Of the two requests one came in long ago and is past its deadline. One erasure is
    asked for when the engine is about to stall, by a deadline that it then misses: so it is seen how that stands out.
+3. A folder that is started again has the cases and the schedule of its first start, and gets no others.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import suppress
 from itertools import cycle
 
 from kvcustody.audit.evidence.cases.case_record import StepKind, SubjectRight
+from kvcustody.audit.evidence.cases.read_cases import read_cases
 from kvcustody.errors import CustodyError
 from kvcustody.governance.api.models.erasures import ErasureRequest
 from kvcustody.governance.api.models.evidence import FrameworkName, ScheduleRequest
@@ -23,7 +25,7 @@ from kvcustody.governance.api.models.scan_orders import ScanWanted
 from kvcustody.governance.api.operations.erasures import request as request_erasure
 from kvcustody.governance.api.operations.fleet import order_scan
 from kvcustody.governance.api.operations.privacy.cases import open_case, take_step
-from kvcustody.governance.api.operations.reports_and_checks import make_schedule
+from kvcustody.governance.api.operations.reports_and_checks import make_schedule, schedules_of
 from kvcustody.governance.api.page_calls import ask
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.service.access.caller import Caller
@@ -36,7 +38,7 @@ from kvcustody.logger import get_logger
 from kvcustody.times import DAY_US
 
 WORKER, VLLM = "simulated", "vllm"
-YOU = "you"
+YOU, BOOTSTRAP = "you", "bootstrap"
 PEOPLE: dict[str, tuple[frozenset[Role], str | None]] = {
     YOU: (
         frozenset({Role.DPO, Role.AUDITOR, Role.OPERATOR, Role.APPROVER, Role.KEY_CUSTODIAN}),
@@ -45,6 +47,7 @@ PEOPLE: dict[str, tuple[frozenset[Role], str | None]] = {
     "author": (frozenset({Role.AUTHOR}), None),
     "owner": (frozenset({Role.TENANT_ADMIN}), "acme"),
     "dpo-desk": (frozenset({Role.DPO}), None),
+    BOOTSTRAP: (frozenset({Role.BOOTSTRAP}), None),
     WORKER: (frozenset({Role.WORKER}), None),
     VLLM: (frozenset({Role.WORKER}), None),
 }
@@ -91,8 +94,8 @@ class Office:
                 self._erase(deadline_seconds=60)
                 ask(self._service, _caller(YOU), order_scan, self._worker, ScanWanted(deadline_seconds=60))
                 if turn == _REPORT_TURN:
-                    self._report()
-                    self._requests()
+                    self.make_report()
+                    self.open_cases()
                 with ControlPlaneConnection(f"http://{self._service.settings.listen}", "nobodys-key") as wrong:
                     wrong.get("/v1/whoami")
             except CustodyError as error:  # the tenant has sent nothing yet, or the service ends
@@ -103,8 +106,12 @@ class Office:
         what = ErasureRequest(tenant=tenant, subject=subject, deadline_seconds=deadline_seconds)
         ask(self._service, _caller("dpo-desk"), request_erasure, what)
 
-    def _requests(self) -> None:
+    def open_cases(self) -> None:
+        """Open two cases, one past its deadline, where no earlier start did (rule 3)."""
         service, caller = self._service, _caller("dpo-desk")
+        with service.reading() as connection:
+            if any(case.opened.actor == caller.name for case in read_cases(connection)):
+                return
         for days in (2, 40):
             tenant, subject = next(self._subjects)
             received = service.clock.utc_us() - days * DAY_US
@@ -115,12 +122,17 @@ class Office:
         confirmed = StepRequest(step=StepKind.IDENTITY, outcome="confirmed")
         ask(service, caller, take_step, case, confirmed)
 
-    def _report(self) -> None:
+    def make_report(self) -> None:
+        """Make a report, and a schedule where no earlier start did (rule 3)."""
         service, caller = self._service, _caller(YOU)
-        schedule = ScheduleRequest(framework=FrameworkName("soc2"), every=Cadence.MONTHLY)
-        ask(service, caller, make_schedule, schedule)
+        if not any(each.principal == caller.name for each in schedules_of(service, caller)):
+            self._schedule(caller)
         asked = report_parameters(service, "gdpr", None, since_us=None, until_us=None, as_of=None)
         start_report(service, caller.name, asked, service.documents.formats(), party=caller.party)
+
+    def _schedule(self, caller: Caller) -> None:
+        schedule = ScheduleRequest(framework=FrameworkName("soc2"), every=Cadence.MONTHLY)
+        ask(self._service, caller, make_schedule, schedule)
 
 
 def _caller(name: str) -> Caller:

@@ -51,7 +51,9 @@ def test_help_shows_examples() -> None:
 def test_help_marks_code_and_keeps_the_lines_of_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal in colour; elsewhere the words alone."""
     plain = run("up", "--help").stdout
-    assert "\x1b" not in plain and "`" not in plain and "*Overview*" not in plain and "Overview" in plain
+    assert "\x1b" not in plain and "`" not in plain and "--tour prints what to look at first" in plain
+    emphasis = run("demo", "fleet", "--help").stdout
+    assert "*Routes*" not in emphasis and "Routes" in emphasis
     lines = [line.strip() for line in plain.splitlines()]
     first = lines.index("kvcustody up")
     assert lines[first + 1] == "kvcustody up --folder demo --port 8080"

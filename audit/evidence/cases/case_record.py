@@ -2,6 +2,7 @@
 
     case = replay(opened, steps)
     case.state(now_us)
+    allowed_steps(case, now_us)
 
 1. Steps count in the order of their leaves. One that may not follow what was before it changes nothing: it is `void`,
    with the reason. What refuses a step before it is taken (`refusal`) and what finds it void later are one function.
@@ -216,6 +217,25 @@ def replay(opened: OpenedCase, steps: Iterable[CaseStep]) -> SubjectCase:
 def refusal(case: SubjectCase, step: CaseStep) -> str | None:
     """Return why the case does not allow a step now; None if it does."""
     return next((why for check in (_form, _order, _clock, _decision) for why in check(case, step)), None)
+
+
+def allowed_steps(case: SubjectCase, at_us: int) -> tuple[CaseStep, ...]:
+    """Return every step with its outcome and ground that the case allows now, given what else the step needs."""
+    every = (
+        CaseStep(
+            kind,
+            outcome,
+            ground,
+            about="a" if kind in ABOUT else "",
+            reason="a",
+            digest="0" * 64 if kind in DIGESTED else "",
+            at_us=at_us,
+        )
+        for kind in StepKind
+        for outcome in OUTCOMES.get(kind, ("",))
+        for ground in ("", *GROUNDS.get(kind, ()))
+    )
+    return tuple(step for step in every if refusal(case, step) is None)
 
 
 def _form(case: SubjectCase, step: CaseStep) -> Iterator[str]:

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, exists, select
 from kvcustody.audit.evidence.query.events import EventFilter, find_events, newest_events
 from kvcustody.audit.evidence.query.issuers import named_tenant
 from kvcustody.audit.kinds import log_of
+from kvcustody.audit.leaf import LEAF_KEYS
 from kvcustody.audit.store.schema.ledger import logs, tenants
 from kvcustody.errors import ConfigError
 from kvcustody.ids import TenantId
@@ -44,8 +45,22 @@ def check_tenant(connection: Connection, tenant: str | None) -> None:
     known = exists().where(tenants.c.tenant == tenant)
     logged = exists().where(logs.c.name == log_of(tenant))
     if not connection.scalar(select(known | logged)):
-        listed = connection.scalars(select(tenants.c.tenant).order_by(tenants.c.tenant).limit(_NAMES_MAX))
-        raise _unknown("tenant", tenant, listed)
+        raise _unknown("tenant", tenant, tenant_names(connection))
+
+
+def tenant_names(connection: Connection, limit: int = _NAMES_MAX) -> list[str]:
+    """Return the tenants that the ledger knows, at most `limit`, in the order of their names."""
+    return list(connection.scalars(select(tenants.c.tenant).order_by(tenants.c.tenant).limit(limit)))
+
+
+def known_kind(name: str) -> str:
+    """Return a kind of event; raises `ConfigError` for an unknown one, with the nearest."""
+    if name in LEAF_KEYS:
+        return name
+    close = get_close_matches(name, sorted(LEAF_KEYS), n=1)
+    hint = f"did you mean `{close[0]}`? " if close else ""
+    every = "`kvcustody audit kinds` lists all of them"
+    raise ConfigError(f"no event is called `{_shown(name)}`: {hint}{every}", kind=name)
 
 
 def check_said(connection: Connection, wanted: EventFilter) -> None:

@@ -1,7 +1,7 @@
 """Showback: each tenant's share of the cache in a period, and its savings from reuse, from the ledger.
 
     rows = showback(connection, since_us, until_us, costs)      # by tenant
-    pairs = crossed_reuse(connection, since_us, until_us)       # by reader, owner and what opened the blocks
+    pairs = dated_reuse(connection, since_us, until_us)         # by reader, owner and what opened the blocks
 
 1. Block-seconds are of whoever the custody is charged to: the owner of a segment that was filled, else the requester.
    They count from when a block was handed out, growth of a request from when the request opened, to its end, or to the
@@ -316,6 +316,22 @@ class CrossedReuse(NamedTuple):
     tokens: int
 
 
+class DatedReuse(NamedTuple):
+    """One tenant's reuse of another's blocks through one grant or segment, and when: UTC microseconds.
+
+    `first_us` is the beginning of the first counter that has some, `last_us` the end of the last: a minute at most.
+    """
+
+    reader: str
+    owner: str
+    rule: str
+    requests: int
+    blocks: int
+    tokens: int
+    first_us: int
+    last_us: int
+
+
 def crossed_reuse(
     connection: Connection,
     since_us: int,
@@ -324,7 +340,20 @@ def crossed_reuse(
     party: str | None = None,
     state: AsOf | None = None,
 ) -> list[CrossedReuse]:
-    """Return counted reuse across tenants in [since, until), of one party or of all.
+    """Return counted reuse across tenants in [since, until), of one party or of all: `dated_reuse` without times."""
+    dated = dated_reuse(connection, since_us, until_us, party=party, state=state)
+    return [CrossedReuse(row.reader, row.owner, row.rule, row.requests, row.blocks, row.tokens) for row in dated]
+
+
+def dated_reuse(
+    connection: Connection,
+    since_us: int,
+    until_us: int,
+    *,
+    party: str | None = None,
+    state: AsOf | None = None,
+) -> list[DatedReuse]:
+    """Return counted reuse across tenants in [since, until) and its times, of one party or of all.
 
     Both parties' logs have it: of one party its own log is read, of all those of the readers. A counter counts where
     it ends. Writers end one at every whole minute (UTC).
@@ -339,12 +368,17 @@ def crossed_reuse(
     if party is not None:
         query = query.where(logs.c.name == log_of(party))
     sums: defaultdict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
+    times: dict[tuple[str, str, str], tuple[int, int]] = {}
     for leaf, log in connection.execute(query):
         body = orjson.loads(bytes(leaf))
         reader, owner = body["tenant"], body["owner"]
-        if body["effect"] == "permit" and reader != owner and log == log_of(party or reader):
-            sums[reader, owner, body["rule"]].update({name: int(body[name]) for name in _SIZES})
-    found = (CrossedReuse(*who, row["requests"], row["blocks"], row["tokens"]) for who, row in sums.items())
+        if body["effect"] == "permit" and reader != owner and log == log_of(party or reader) and int(body["blocks"]):
+            who, ended_us = (reader, owner, body["rule"]), int(body["at_us"])
+            sums[who].update({name: int(body[name]) for name in _SIZES})
+            began_us = ended_us - int(body["boot_us"]) + int(body["from_boot_us"])
+            first_us, last_us = times.get(who, (began_us, ended_us))
+            times[who] = min(first_us, began_us), max(last_us, ended_us)
+    found = (DatedReuse(*who, row["requests"], row["blocks"], row["tokens"], *times[who]) for who, row in sums.items())
     return sorted(row for row in found if row.blocks)
 
 

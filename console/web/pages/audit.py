@@ -6,11 +6,13 @@
    hours that the period touches. A live page shows the newest leaves alone, and is one read in five minutes.
 4. `sentence_of` and `facts_of` put a leaf in words and leave nothing out: run lists appear by their count, and the
    canonical bytes stand beside these words.
+5. The reader's own page views are one row of a page, at the place of the newest; a search by kind has each of them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +20,7 @@ import orjson
 from starlette.responses import Response
 
 from kvcustody import times
+from kvcustody.audit.evidence.query.known_names import known_kind
 from kvcustody.audit.kinds import SYSTEM, log_of, tenant_of
 from kvcustody.audit.kinds.registry import HEAD_KEYS
 from kvcustody.audit.leaf import LEAF_KEYS
@@ -27,8 +30,11 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.console.render.charts import Figure, columns
 from kvcustody.console.render.event_sentences import sentence_of
 from kvcustody.console.render.number_format import count, duration, moment
+from kvcustody.console.web.event_links import links_of, workers_of
+from kvcustody.console.web.form_errors import FieldError
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.overview import sees_all
+from kvcustody.errors import ConfigError
 from kvcustody.governance.api.operations import audit as audit_api
 from kvcustody.governance.identity.w3c_trace import is_trace
 from kvcustody.governance.keys.checkpoint_signing_key import recorded_keys
@@ -38,6 +44,7 @@ from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.times import HOUR_US, MINUTE_US
 
 _PAGE = 50
+PAGE_READ = "console"  # how the name of a page's read begins
 _PRESETS_US = {
     "15m": 15 * MINUTE_US,
     "1h": HOUR_US,
@@ -46,13 +53,19 @@ _PRESETS_US = {
     "7d": 7 * 24 * HOUR_US,
     "30d": 30 * 24 * HOUR_US,
 }
+_BOOT = "_boot_us"
 _TEXTS = ("outcome", "actor", "rule", "grant", "incarnation", "block", "trace", "reader", "owner")
 _NUMBERS = ("revision", "residency", "generation")
 
 
 def explore(visit: PageRequest) -> Response:
     """Return a page of leaves that match the filters, with counts by kind and over time."""
-    tenant, asked = asked_of(visit)
+    try:
+        tenant, asked = asked_of(visit)
+    except ConfigError as error:
+        return _not_understood(visit, error.operands, error.message)
+    except FieldError as error:
+        return _not_understood(visit, error.wrong, error.detail)
     live = visit.text("live") is not None
     if live:
         visit.record_live("consoleAudit", tenant)
@@ -66,16 +79,24 @@ def explore(visit: PageRequest) -> Response:
         cursor=visit.text("cursor", 1024),
         limit=_PAGE,
     )
-    page = orjson.loads(answer.body)
+    page, workers = orjson.loads(answer.body), workers_of(visit)
     for item in page["items"]:
         item["summary"] = sentence_of(item["leaf"])
+        item["links"] = links_of(visit, item["leaf"], workers)
     counted = None if live else visit.ask(audit_api.summary, tenant, **asked)
+    return _shown(visit, page, counted)
+
+
+def _shown(visit: PageRequest, page: dict[str, Any], counted: dict[str, Any] | None, *, status: int = 200) -> Response:
+    live = visit.text("live") is not None
     values = {} if counted is None else {facet["name"]: facet["values"] for facet in counted["facets"]}
     filtered = any(value for name, value in visit.query.items() if name not in ("cursor", "live", "sort"))
     return visit.page(
         "audit/audit.html",
         "Audit explorer",
+        status=status,
         found=page,
+        rows=_folded(visit, page["items"]),
         kinds=sorted(LEAF_KEYS),
         counted=counted,
         values=values,
@@ -90,13 +111,33 @@ def explore(visit: PageRequest) -> Response:
     )
 
 
+def _not_understood(visit: PageRequest, wrong: Mapping[str, Any], detail: str) -> Response:
+    """Return the page without leaves, each fault at its filter."""
+    visit.wrong.update({name: text if text != visit.query.get(name) else detail for name, text in wrong.items()})
+    return _shown(visit, {"items": [], "next": None}, None, status=422)
+
+
+def _folded(visit: PageRequest, items: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Return the rows of a page of leaves: one leaf each, and the reader's own page views in one (rule 5)."""
+    own = [] if visit.text("kind") else [item for item in items if _is_own_view(visit, item)]
+    if len(own) < 2:
+        return [[item] for item in items]
+    return [own if item is own[0] else [item] for item in items if item is own[0] or item not in own]
+
+
+def _is_own_view(visit: PageRequest, item: dict[str, Any]) -> bool:
+    if item["kind"] != "access" or item["leaf"]["actor"] != visit.caller.name:
+        return False
+    return str(item["leaf"]["operation"]).startswith(PAGE_READ)
+
+
 def asked_of(visit: PageRequest) -> tuple[str | None, dict[str, Any]]:
     """Return the tenant of a page of leaves, and its other filters by their API names."""
     kind, trace = visit.text("kind"), visit.text("trace")
-    if kind is not None and kind not in LEAF_KEYS:
-        raise ProblemError("invalid", "`kind` is no kind of event")
+    if kind is not None:
+        known_kind(kind)
     if trace is not None and not is_trace(trace):
-        raise ProblemError("invalid", "`trace` is no trace id: 32 lowercase hexadecimal digits, not all zero")
+        raise FieldError({"trace": "this is no trace id: write 32 lowercase hexadecimal digits, not all zero"})
     asked: dict[str, Any] = {name: visit.text(name) for name in _TEXTS}
     asked |= {name: visit.number(name) for name in _NUMBERS}
     since_us = moment_us(visit, "since")
@@ -167,6 +208,7 @@ def event(visit: PageRequest) -> Response:
         body=body,
         facts=facts_of(body),
         summary=sentence_of(body),
+        links_found=links_of(visit, body, workers_of(visit)),
         canonical=leaf.decode(),
         keys=" ".join(str(period.key) for period in keys),
         key_name=keys[-1].key.name if keys else "",
@@ -181,9 +223,9 @@ def moment_us(visit: PageRequest, name: str) -> int | None:
     try:
         found = times.moment_us(text)
     except ValueError:
-        raise ProblemError("invalid", f"`{name}` is not a time; write 2026-01-31T12:00") from None
+        raise FieldError({name: "this is not a time: write 2026-01-31T12:00"}) from None
     if not 0 <= found < LARGE:
-        raise ProblemError("invalid", f"`{name}` is out of range")
+        raise FieldError({name: "this time is out of range"})
     return found
 
 
@@ -204,13 +246,30 @@ def facts_of(body: dict[str, Any]) -> list[tuple[str, str]]:
     """Return a leaf's fields without its head, readable; a leaf of several events lists each event."""
     if body["kind"] == CHANGED:
         return [(item["kind"].replace("-", " "), sentence_of(item)) for item in plain_bodies(body)]
-    return [(name.replace("_", " "), _text(name, value)) for name, value in body.items() if name not in HEAD_KEYS]
+    offset_us = int(body["at_us"]) - int(body["boot_us"])
+    facts = ((name, value) for name, value in body.items() if name not in HEAD_KEYS)
+    return [(_named(name), _text(name, value, offset_us)) for name, value in facts]
 
 
-def _text(name: str, value: Any) -> str:
+def _named(name: str) -> str:
+    return name.removesuffix(_BOOT).replace("_", " ")
+
+
+def _moment(at_us: int) -> str:
+    """Return a moment, or how far it is from 1970 where no calendar has it."""
+    try:
+        return moment(at_us)
+    except OverflowError:
+        return f"{duration(at_us)} after 1970"
+
+
+def _text(name: str, value: Any, offset_us: int) -> str:
     if name in ("runs", "written", "attached") and isinstance(value, list):
         runs = "run" if len(value) == 1 else "runs"
         return f"{count(len(value))} {runs} of blocks, listed in the canonical bytes"
+    if name.endswith(_BOOT) and value:
+        moments = value if isinstance(value, list) else [value]
+        return ", ".join(_moment(int(each) + offset_us) for each in moments)
     if isinstance(value, list):
         return ", ".join(str(item) for item in value) or "none"
     if value is None or value == "":
@@ -221,6 +280,6 @@ def _text(name: str, value: Any) -> str:
         return str(value)
     if name in DURATIONS:
         return duration(value)
-    if name.endswith("_boot_us"):
-        return f"{count(value)} µs on the worker's boot clock" if value else "–"
-    return moment(value) if name.endswith(("_us", "_utc")) else count(value)
+    if name.endswith(_BOOT):
+        return "–"
+    return _moment(value) if name.endswith(("_us", "_utc")) else count(value)

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from kvcustody.audit.evidence.query.live_residencies import Live, live_residencies
 from kvcustody.audit.reports.subject_access import subject_page
 from kvcustody.console.render.charts import Figure, columns
+from kvcustody.console.web import event_links
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.overview import sees_all
 from kvcustody.governance.service.access.roles import Permission
@@ -35,6 +36,8 @@ def live(visit: PageRequest) -> Response:
         all_tenants=sees_all(visit),
         erases=visit.may(Permission.ERASE),
         shown=ordered[:_SHOWN_MAX],
+        subject_page=event_links.subject_page,
+        residency_page=event_links.residency_page,
         held=len(residencies),
         more=len(residencies) == _READ_MAX,
         late=sum(1 for item in residencies if item.used_share(now_us) > 1),
@@ -43,14 +46,17 @@ def live(visit: PageRequest) -> Response:
 
 
 def subject(visit: PageRequest) -> Response:
-    """Return what is held about one subject, why and until when, its erasures, and the form for another."""
-    name = visit.text("subject", 128)
+    """Return what is held about one subject, why and until when, its erasures, and the form for another.
+
+    A subject is asked for by its name, or by one pseudonym of it, as leaves have it: then there is no form.
+    """
+    name, pseudonym = visit.text("subject", 128), visit.text("pseudonym", 128)
     tenant_name = visit.text("tenant")
     tenant = visit.service.tenant_of(visit.caller, READ, tenant_name)
-    if tenant is None or name is None:
+    if tenant is None or (name or pseudonym) is None:
         raise ProblemError("invalid", "give the tenant and the name of the subject")
     visit.record("consoleSubject", tenant=tenant)
-    pseudonyms = visit.service.names_of(tenant, name)
+    pseudonyms = [str(pseudonym)] if name is None else visit.service.names_of(tenant, name)
     now_us, periods = visit.service.clock.utc_us(), visit.service.work_periods()
     marked = visit.service.marked()
     with visit.service.reading(tenant) as connection:
@@ -59,9 +65,11 @@ def subject(visit: PageRequest) -> Response:
         "erasure/subject.html",
         "One subject",
         tenant=tenant_name or tenant,
-        name=name,
+        name=name or pseudonym,
+        by_pseudonym=name is None,
         found=page,
-        erases=visit.may(Permission.ERASE),
+        residency_page=event_links.residency_page,
+        erases=visit.may(Permission.ERASE) and name is not None,
     )
 
 

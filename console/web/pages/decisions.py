@@ -12,6 +12,7 @@ import orjson
 from pydantic import ValidationError
 from starlette.responses import Response
 
+from kvcustody.console.web.form_errors import refused
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.audit import moment_us
 from kvcustody.console.web.pages.overview import sees_all
@@ -21,7 +22,7 @@ from kvcustody.governance.api.models.policies import PolicyQuestion
 from kvcustody.governance.api.operations import custody as custody_api
 from kvcustody.governance.api.operations import policy_workbench as workbench
 from kvcustody.governance.service.access.roles import Permission
-from kvcustody.governance.service.problem_details import ProblemError, not_found
+from kvcustody.governance.service.problem_details import not_found
 from kvcustody.policies.document.model import Grant, Policy, Rule, SegmentRule, TenantGroup
 from kvcustody.tenants import issuers_of
 
@@ -42,20 +43,17 @@ def show(visit: PageRequest) -> Response:
     if not reads:
         visit.caller.must(Permission.WRITE_POLICY)
     tenant = visit.text("tenant")
-    denials = crossed = None
+    denials = None
     since_us, until_us = moment_us(visit, "since"), moment_us(visit, "until")
     if reads:
         visit.record("consoleDecisions", tenant)
         denials = visit.ask(custody_api.denials, tenant, since_us, until_us, visit.text("cursor", 1024), _PAGE)
-        crossed = visit.ask(custody_api.crossed, since_us, until_us, tenant, limit=_PAGE)
     known, why = known_policy(visit.service.policies_in_effect()) if tests else (None, "")
     policy = None if known is None else known.policy
     return visit.page(
         "audit/decisions.html",
         "Decisions",
         denials=denials,
-        crossed=crossed,
-        is_last_day=since_us is None and until_us is None,
         tenant=tenant,
         all_tenants=reads and sees_all(visit),
         tests=tests,
@@ -111,7 +109,6 @@ def _explained(visit: PageRequest) -> dict[str, Any]:
     try:
         what = PolicyQuestion(**{name: value for name, value in asked.items() if value is not None})  # type: ignore[arg-type]
     except ValidationError as error:
-        places = ", ".join(str(item["loc"][0]) for item in error.errors())
-        raise ProblemError("invalid", f"not a request: {places}") from None
+        raise refused(error) from None
     answer: dict[str, Any] = orjson.loads(visit.ask(workbench.explained, what).body)
     return answer

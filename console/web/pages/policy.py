@@ -106,10 +106,16 @@ def revision(visit: PageRequest) -> Response:
         text=None if before is None else text_diff(before.document, proposal.document),
         approves=visit.may(Permission.APPROVE_POLICY)
         and not proposal.activated
+        and not _is_approved(state, proposal)
         and proposal.author != visit.caller.name,
-        activates=visit.may(Permission.ACTIVATE_POLICY) and proposal.approval is not None and not proposal.activated,
+        activates=visit.may(Permission.ACTIVATE_POLICY) and _is_approved(state, proposal) and not proposal.activated,
         restores=visit.may(Permission.WRITE_POLICY) and proposal.activated and proposal is not state.active,
     )
+
+
+def _is_approved(state: ReleaseState, proposal: Proposal) -> bool:
+    """Return whether an approval counts: one against another active revision has to be given again."""
+    return proposal.approval is not None and proposal.approval.base == state.active_revision
 
 
 def draft(visit: PageRequest) -> Response:

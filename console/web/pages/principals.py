@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
+from kvcustody.console.web.form_errors import FieldError
 from kvcustody.console.web.page_request import PageRequest, redirect
 from kvcustody.governance.api.models.access import Ending, KeyEnding, KeyKeeping
 from kvcustody.governance.api.operations import principals as endings_api
 from kvcustody.governance.service.access.roles import Permission
-from kvcustody.governance.service.problem_details import ProblemError, not_found
+from kvcustody.governance.service.problem_details import not_found
 
 _SHOWN = 200
 _PREFIX_DIGITS = 12
@@ -38,7 +39,7 @@ def disable(visit: PageRequest) -> Response:
     visit.caller.must(Permission.MANAGE_KEYS)
     name = _name(visit)
     if visit.text("again") != name:
-        raise ProblemError("invalid", "the name that was typed is not the principal's")
+        raise FieldError({"again": f"type `{name}`: ending it cannot be undone here"})
     last = visit.text("allow_last") is not None
     visit.ask(endings_api.disable, Ending(name=name, allow_last=last))
     return redirect("/principals", name=name)

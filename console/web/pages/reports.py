@@ -12,6 +12,7 @@ from starlette.responses import FileResponse, Response
 
 from kvcustody.audit.evidence.query.known_names import check_tenant
 from kvcustody.audit.reports.framework import NAMES, load_framework
+from kvcustody.console.web.form_errors import FieldError, refused
 from kvcustody.console.web.page_request import PageRequest, redirect
 from kvcustody.console.web.pages.audit import moment_us
 from kvcustody.console.web.pages.overview import sees_all
@@ -24,7 +25,7 @@ from kvcustody.governance.api.operations.reports_and_checks import (
     schedules_of,
 )
 from kvcustody.governance.service.access.roles import Permission
-from kvcustody.governance.service.problem_details import ProblemError, not_found
+from kvcustody.governance.service.problem_details import not_found
 from kvcustody.governance.service.reports import report_parameters, start_report
 from kvcustody.governance.service.schedules.calendar_periods import Cadence
 from kvcustody.governance.service.schedules.made_reports import MadeReport, made_reports
@@ -86,8 +87,7 @@ def schedule(visit: PageRequest) -> Response:
     try:
         what = ScheduleRequest.model_validate({name: value for name, value in asked.items() if value is not None})
     except ValidationError as error:
-        wrong = ", ".join(sorted({f"`{each['loc'][0]}`" for each in error.errors() if each["loc"]}))
-        raise ProblemError("invalid", f"{wrong} cannot be so") from None
+        raise refused(error) from None
     visit.ask(make_schedule, what)
     return redirect("/reports")
 
@@ -114,7 +114,7 @@ def make(visit: PageRequest) -> Response:
     tenant = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, visit.text("tenant"))
     framework = visit.text("framework") or ""
     if framework not in NAMES:
-        raise ProblemError("invalid", f"`framework` is none of {', '.join(NAMES)}")
+        raise FieldError({"framework": f"choose one of: {', '.join(NAMES)}"})
     service = visit.service
     if tenant != visit.caller.tenant:  # a name that was typed
         with service.reading() as connection:

@@ -6,13 +6,16 @@ function select(place) {
   const every = rows();
   if (every.length === 0) return;
   at = Math.min(Math.max(0, place), every.length - 1);
-  every[at].querySelector("a").focus();
+  every[at].querySelector("summary, a").focus();
 }
 
 function open(part) {
   const focused = rows().findIndex((row) => row.contains(document.activeElement));
   const row = rows()[focused >= 0 ? focused : at];
-  if (row !== undefined) location.href = row.querySelector("a").href + part;
+  if (row === undefined) return;
+  const folded = row.querySelector("details");
+  if (folded !== null && document.activeElement.closest("li") === null) folded.open = !folded.open;
+  else location.href = (document.activeElement.closest("li") ?? row).querySelector("a").href + part;
 }
 
 document.addEventListener("keydown", (event) => {

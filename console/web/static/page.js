@@ -19,7 +19,12 @@ async function follow(element) {
 for (const element of document.querySelectorAll("[data-live]")) follow(element);
 
 // On a telephone the menu is one line: the open page's place is in view.
-document.querySelector("nav a[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+// `scrollIntoView` would move the start of the keyboard's order there, behind the link that skips the menu.
+const opened = document.querySelector("nav a[aria-current]");
+if (opened !== null) {
+  const menu = opened.closest("nav"), place = opened.getBoundingClientRect();
+  menu.scrollLeft += place.left + place.width / 2 - (menu.getBoundingClientRect().left + menu.clientWidth / 2);
+}
 
 // A button inside `data-sure` works only once the field beside it says what is about to be done.
 for (const form of document.querySelectorAll("form[data-sure]")) {

@@ -73,8 +73,14 @@ async function ask(url, options, csrf) {
     throw new Refused(problem.detail ?? problem.title);
   }
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-  throw new Refused(page.querySelector("main .notice")?.textContent ?? `the service answered with ${answer.status}`);
+  throw new Refused(page.querySelector("main .notice.bad")?.textContent ?? `the service answered with ${answer.status}`);
 }
+
+// A text whose parts in backticks are code.
+const words = (text) => text.split("`").map((part, place) => {
+  if (place % 2 === 0) return part;
+  return Object.assign(document.createElement("code"), { textContent: part });
+});
 
 async function take(form, say) {
   must(crypto.subtle !== undefined, "this browser signs nothing on this address; use TLS or localhost");
@@ -101,7 +107,7 @@ for (const form of document.querySelectorAll("form[data-sign]")) {
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     const button = form.querySelector("button"), result = form.querySelector(".sign-result");
-    const say = (text, mark = "") => { result.textContent = text; result.className = `sign-result ${mark && `notice ${mark}`}`; };
+    const say = (text, mark = "") => { result.replaceChildren(...words(text)); result.className = `sign-result ${mark && `notice ${mark}`}`; };
     button.disabled = true;
     try {
       const revision = await take(form, say);

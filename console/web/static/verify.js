@@ -202,3 +202,9 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "p") document.getElementById("verify-button")?.click();
   if (event.key === "r") document.getElementById("leaf")?.scrollIntoView();
 });
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
+  if (event.key === "r") document.getElementById("leaf").focus();
+  else if (event.key === "p") document.getElementById("verify-button").click();
+});

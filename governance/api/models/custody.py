@@ -21,7 +21,7 @@ from kvcustody.audit.evidence.processes import sequence_gaps
 from kvcustody.audit.evidence.processes.enforcement import NotEnforced
 from kvcustody.audit.evidence.query import custody as queries
 from kvcustody.audit.evidence.query.live_residencies import Live
-from kvcustody.audit.evidence.query.showback import CrossedReuse
+from kvcustody.audit.evidence.query.showback import DatedReuse
 from kvcustody.audit.reports import subject_access as subject
 from kvcustody.governance.api.models.shown import page_of, shown
 
@@ -61,7 +61,7 @@ LiveResidency = shown(
 )
 Totals = page_of(shown(read_figures.TenantTotals), "Totals")
 Denials = page_of(shown(read_figures.Denials, "Denial"), "Denials")
-CrossedReuses = page_of(shown(CrossedReuse), "CrossedReuses")
+CrossedReuses = page_of(shown(DatedReuse), "CrossedReuses")
 Gaps = page_of(shown(sequence_gaps.Gap), "Gaps")
 Findings = page_of(shown(queries.OrphanFinding), "Findings")
 BlockHistory = page_of(shown(queries.BlockLeaf), "BlockHistory")

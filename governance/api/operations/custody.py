@@ -23,7 +23,7 @@ from kvcustody.audit.evidence.processes.enforcement import (
 )
 from kvcustody.audit.evidence.query import custody as queries
 from kvcustody.audit.evidence.query.live_residencies import live_residencies
-from kvcustody.audit.evidence.query.showback import crossed_reuse
+from kvcustody.audit.evidence.query.showback import dated_reuse
 from kvcustody.audit.reports.subject_access import subject_page
 from kvcustody.governance.api.declarations import Declarations
 from kvcustody.governance.api.given import CallerDep, DeskDep
@@ -75,6 +75,7 @@ LastDaySince = Annotated[
 ]
 UntilNow = Annotated[int | None, MOMENT, MOMENT_SCHEMA, Query(ge=0, lt=LARGE, description="Default: now.")]
 Subject = Annotated[str, Query(min_length=1, max_length=128, description="The subject's own name, not its pseudonym.")]
+Party = Annotated[str | None, Query(min_length=1, max_length=257, description="A tenant, as the answer names it.")]
 _read = partial(Operation, method="GET", action=READ, tag="custody", recorded=True)
 
 
@@ -341,19 +342,23 @@ def crossed(
     since: LastDaySince = None,
     until: UntilNow = None,
     tenant: Tenant = None,
+    owner: Party = None,
+    reader: Party = None,
     cursor: CursorText = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
     """Count the blocks that tenants reused of one another in [since, until), by reader, owner, and grant or segment.
 
-    With `tenant`, those where it is either.
+    With `tenant`, those where it is either; with `owner` or `reader`, those where it is that. Each row says when the
+    first and the last were counted, to the minute.
     """
     mine = desk.tenant_of(caller, READ, tenant)
     until_us = desk.clock.utc_us() if until is None else until
     since_us = max(0, until_us - DAY_US) if since is None else since
     with desk.reading(mine) as connection:
-        found = crossed_reuse(connection, since_us, until_us, party=mine)
-    asked = {"tenant": mine, "since": since, "until": until}
+        counted = dated_reuse(connection, since_us, until_us, party=mine)
+    found = [row for row in counted if owner in (None, row.owner) and reader in (None, row.reader)]
+    asked = {"tenant": mine, "since": since, "until": until, "owner": owner, "reader": reader}
     return page(desk, CursorBinding("listCrossedReuse", caller.name, asked), facts(found), cursor, limit)
 
 

@@ -9,12 +9,13 @@ from typing import Any
 import orjson
 import pytest
 
+from kvcustody.audit.kinds.examples import example_of
 from kvcustody.audit.leaf import leaves
 from kvcustody.audit.leaf.change_items import CHANGED, plain_bodies
-from kvcustody.audit.leaf.leaf_schema import DURATIONS, SCHEMAS
+from kvcustody.audit.leaf.leaf_schema import DURATIONS, SCHEMA_OF_NAME, SCHEMAS
 from kvcustody.console.render.event_sentences import SENTENCES, sentence_of
 from kvcustody.console.web.pages.audit import facts_of
-from standins.audit.recorded_events import CONTEXT, WRITTEN, event_of
+from standins.audit.recorded_events import CONTEXT, KIND_OF, WRITTEN, event_of
 
 KINDS = sorted(schema.name for schema in SCHEMAS.values())
 
@@ -28,6 +29,12 @@ def bodies() -> dict[str, list[dict[str, Any]]]:
 
 
 BODIES = bodies()
+ENDED = {"at_us": 4_990_000, "residency": 7, "tenant": "acme", "cause": "finish", "written": [], "hold_us": 0}
+ZEROED = {
+    "at_us": 5_000_000, "launch": 1, "shard": 0, "tenant": "acme", "method": "memset", "device": "cpu:0",
+    "bytes": 66 * 4096, "started_us": 4_995_000, "ended_us": 4_996_500, "level": "sampled", "share": 0.1,
+    "verified": 6, "result": "ok", "runs": [[3, 0, 0, 1, 66, 1 << 20]],
+}  # fmt: skip
 
 
 def digits(text: str) -> str:
@@ -63,6 +70,79 @@ def test_a_sentence_follows_the_numbers_of_its_leaf(kind: str) -> None:
         if (kind, name) in {("residency-released", "residencies"), ("hit-counters", "blocks")}:
             changed["effect"] = "permit"
         assert "7654321" in digits(sentence_of(changed)), (kind, name)
+
+
+NAMED = {"batch", "epoch", "event", "leaf", "part", "pool", "revision", "sequence", "shard", "status"}  # by a number
+UNITS = {"ms", "s", "min", "h", "d", "%"}
+NOT_A_NOUN = {"of", "running", "root"}
+VERBS = {"are", "were", "have", "stay", "refer", "name"}
+
+
+def faults(sentence: str) -> list[str]:
+    """What a reader stumbles over: names of fields, microseconds, bare numbers, wrong plurals and verbs."""
+    wrong = [f"a field: {name}" for name in re.findall(r"\b[a-z]+_[a-z_]+\b|\w=", sentence)]
+    wrong += ["microseconds"] * bool(re.search(r"µs|\bus\b|microsec|\d{15}|\.\d{6}Z", sentence))
+    words = [word.strip("(),;:") for word in sentence.split()]
+    for before, word, after, later, verb in zip(["", *words], words, [*words[1:], ""], [*words[2:], "", ""],
+                                                [*words[2:], "", ""], strict=False):  # fmt: skip
+        if not re.fullmatch(r"[\d,]+(\.\d+)?", word) or before in NAMED or after in UNITS:
+            continue
+        noun = later if after in NOT_A_NOUN - {"of"} else after
+        if not noun.isalpha():
+            wrong.append(f"a bare number: {before} {word} {after}")
+        elif noun != "of" and (word == "1") == noun.endswith("s"):
+            wrong.append(f"plural: {word} {noun}")
+        elif word == "1" and verb in VERBS:
+            wrong.append(f"verb: {word} {noun} {verb}")
+    return wrong
+
+
+def examples(kind: str) -> list[dict[str, Any]]:
+    """The example of a kind, as it is and with every number that counts something at 0, 1, 2 and many."""
+    every = [orjson.loads(leaf.data) for leaf in leaves(example_of(KIND_OF[kind]), CONTEXT, 17)]
+    counts = {"blocks", "requests", "attempts", "residencies", "finishing", "copies", "tokens", "rows", "findings",
+              "remaining", "added", "duplicates", "late", "checked", "nonzero", "pseudonyms", "epochs", "others",
+              "queue", "shards", "allocated", "earlier_blocks", "written_blocks", "part_blocks", "promised_tokens",
+              "found_tokens", "prompt_tokens", "reused_tokens", "refused_tokens", "ahead_seconds"}  # fmt: skip
+    return every + [
+        body | {name: number for name in counts & {*whole} if isinstance(whole[name], int)}
+        for body, whole in ((each, SCHEMA_OF_NAME[kind].absent | each) for each in every)
+        for number in (0, 1, 2, 7_654_321)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sentence_reads_as_one(kind: str) -> None:
+    for body in examples(kind):
+        said = sentence_of(body).replace(f" ({body.get('reason')})", "")  # somebody's own words
+        assert faults(said) == [], (said, body)
+
+
+def test_control_what_does_not_read_is_a_fault() -> None:
+    """Each fault alone in a sentence that is sound without it."""
+    sound = "acme: request ended, 66 blocks zeroed in 1.5 ms, verified by sample, on shard 3"
+    assert faults(sound) == []
+    for right, wrong in {
+        "66 blocks": "66 block",
+        "1.5 ms": "1,500 µs",
+        "on shard 3": "on 3",
+        "request ended": "written_blocks ended",
+        "blocks zeroed": "zeroed",
+    }.items():
+        assert faults(sound.replace(right, wrong)), wrong
+    assert faults("1 block were zeroed") and faults("1 blocks zeroed") and not faults("1 block was zeroed")
+
+
+def test_a_request_that_ended_and_was_zeroed_is_one_sentence() -> None:
+    ended = event_of({"kind": "residency-released", "fields": ENDED})
+    zeroed = event_of({"kind": "receipt", "fields": ZEROED})
+    changed = KIND_OF[CHANGED](at_us=5_000_000, tenant="acme", released=(ended,), scrubbed=(zeroed,))
+    [leaf] = leaves(changed, CONTEXT, 1)
+    said = sentence_of(orjson.loads(leaf.data))
+    assert said == "acme: request ended, 66 blocks zeroed in 1.5 ms, verified by sample"
+    again = KIND_OF[CHANGED](at_us=5_000_000, tenant="acme", released=(ended,) * 2, scrubbed=(zeroed,) * 2)
+    said = sentence_of(orjson.loads(leaves(again, CONTEXT, 1)[0].data))
+    assert said == "acme: 2 requests ended, 132 blocks zeroed in up to 1.5 ms, verified by sample"
 
 
 def test_a_decision_says_who_was_allowed_what_and_by_which_rule() -> None:

@@ -189,7 +189,7 @@ def test_a_start_that_fails_leaves_nothing(tmp_path: Path) -> None:
 def test_a_folder_of_somebody_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     told = failed(tmp_path, "--folder", str(tmp_path))
-    assert told.returncode == 2 and "did not make" in told.stderr
+    assert told.returncode == 2 and "did not create" in told.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 

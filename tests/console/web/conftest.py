@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from standins.console.web_world import World, running
@@ -20,6 +22,19 @@ def world(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Iterator[
     shutil.copy(migrated, folder / "ledger.db")
     with running(folder) as opened:
         yield opened
+
+
+@pytest.fixture
+def visitor(world: World) -> Iterator[Callable[[str], httpx.Client]]:
+    """A client of a person who has signed in, without a browser: `visitor("auditor")`."""
+    with ExitStack() as stack:
+
+        def make(name: str) -> httpx.Client:
+            made = stack.enter_context(httpx.Client(base_url=world.url, timeout=60))
+            assert made.post("/console/login", data={"key": world.keys[name]}).status_code == 303
+            return made
+
+        yield make
 
 
 @pytest.fixture(scope="module")  # not longer: its event loop would meet those of other modules' tests

@@ -22,6 +22,7 @@ PAGES = {  # each page's path, and who reads it
     "/audit": ("/audit?tenant=acme", "auditor", TENANT),
     "/audit/event": ("/audit/event?log=tenant/acme&idx=0", "auditor", TENANT),
     "/custody": ("auditor", TENANT),
+    "/reuse": ("auditor", TENANT),
     "/custody/subject": ("/custody/subject?tenant=acme&subject=user-1", "auditor", TENANT),
     "/tiers": ("/tiers?residency=1", "auditor", "operator", TENANT),
     "/erasures": ("dpo", TENANT),

@@ -1,11 +1,18 @@
-"""Every page at the width of a desk and of a telephone: nothing overflows, no word is broken, no text is too small."""
+"""Every page at the width of a desk and of a telephone, light and dark.
+
+Nothing overflows, no word is broken, no text is too small or too faint, and no tile stands alone in a last row. With
+KVCUSTODY_SCREENSHOTS there is a picture of each.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 
 from standins.console.pages_by_role import PAGES
 from standins.console.web_world import World
@@ -13,6 +20,7 @@ from standins.console.web_world import World
 pytestmark = pytest.mark.system
 SignIn = Callable[..., Any]
 SMALLEST_PX, HEADER_PX = 11, 100
+SCREENSHOTS = os.environ.get("KVCUSTODY_SCREENSHOTS")
 # What a page shows, as its reader sees it; each problem as one line.
 LAYOUT = """([smallest, header]) => {
   const problems = [];
@@ -20,6 +28,15 @@ LAYOUT = """([smallest, header]) => {
   if (root.scrollWidth > innerWidth) problems.push(`the page is ${root.scrollWidth} px wide`);
   const above = document.querySelector("main").getBoundingClientRect().top + scrollY;
   if (innerWidth < 500 && above > header) problems.push(`header and menu are ${above} px high`);
+  for (const grid of innerWidth < 1000 ? [] : document.querySelectorAll(".tiles")) {
+    const rows = new Map();
+    for (const tile of grid.children) {
+      const top = Math.round(tile.getBoundingClientRect().top);
+      rows.set(top, (rows.get(top) ?? 0) + 1);
+    }
+    const last = grid.lastElementChild.textContent.trim().slice(0, 40);
+    if (rows.size > 1 && [...rows.values()].at(-1) === 1) problems.push(`alone in its row: ${last}`);
+  }
   const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   for (let node = walk.nextNode(); node; node = walk.nextNode()) {
     const holder = node.parentElement, style = getComputedStyle(holder);
@@ -40,6 +57,10 @@ LAYOUT = """([smallest, header]) => {
 }"""
 
 
+ALONE = """() => {
+  const grid = document.querySelector(".tiles");
+  grid.style.gridTemplateColumns = `repeat(${grid.children.length - 1}, 1fr)`;
+}"""
 PLANT = """([text, style]) => {
   if (text === "") { document.querySelector("header").style.height = "300px"; return; }
   const planted = document.createElement("p");
@@ -49,18 +70,27 @@ PLANT = """([text, style]) => {
 }"""
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_fits_its_width(world: World, sign_in: SignIn, name: str, width: int) -> None:
+def test_a_page_fits_its_width(world: World, sign_in: SignIn, name: str, width: int, scheme: str) -> None:
     world.release()
-    page = sign_in(name, viewport={"width": width, "height": 860})
+    page = sign_in(name, viewport={"width": width, "height": 860}, color_scheme=scheme)
     problems = {}
     for title, path in PAGES[name].items():
         page.goto("/console" + path)
-        said = page.evaluate(LAYOUT, [SMALLEST_PX, HEADER_PX])
+        said = page.evaluate(LAYOUT, [SMALLEST_PX, HEADER_PX]) + faint(page)
         if said:
             problems[title] = said[:5]
+        if SCREENSHOTS is not None:
+            page.screenshot(path=Path(SCREENSHOTS) / f"{title}-{width}-{scheme}.png", full_page=True)
     assert problems == {}
+
+
+def faint(page: Any) -> list[str]:
+    """Every text whose contrast is below WCAG's AA, by axe."""
+    found = Axe().run(page, options={"runOnly": ["color-contrast"]}).response["violations"]
+    return [f"faint: {node['html'][:80]}" for item in found for node in item["nodes"]]
 
 
 def test_control_what_does_not_fit_is_said(world: World, sign_in: SignIn) -> None:
@@ -71,11 +101,20 @@ def test_control_what_does_not_fit_is_said(world: World, sign_in: SignIn) -> Non
         "broken: interoperability": ("interoperability", {"width": "40px", "wordBreak": "break-all"}),
         "9px: small": ("small", {"fontSize": "9px"}),
         "cut: what is cut": ("what is cut", {"width": "20px", "overflow": "hidden", "whiteSpace": "nowrap"}),
+        "faint: ": ("nearly white", {"color": "#777", "backgroundColor": "#888"}),
         "px high": ("", {}),
     }
     for said, plant in plants.items():
         page.goto("/console/health")
         assert not any(said in each for each in page.evaluate(LAYOUT, [SMALLEST_PX, HEADER_PX])), "control"
         page.evaluate(PLANT, plant)
-        shown = page.evaluate(LAYOUT, [SMALLEST_PX, HEADER_PX])
+        shown = page.evaluate(LAYOUT, [SMALLEST_PX, HEADER_PX]) + faint(page)
         assert any(said in each for each in shown), (said, shown)
+
+
+def test_control_a_tile_alone_is_said(world: World, sign_in: SignIn) -> None:
+    page = sign_in("operator", viewport={"width": 1280, "height": 860})
+    page.goto("/console/health")
+    assert not any("alone" in each for each in page.evaluate(LAYOUT, [SMALLEST_PX, HEADER_PX])), "control"
+    page.evaluate(ALONE)
+    assert any("alone in its row" in each for each in page.evaluate(LAYOUT, [SMALLEST_PX, HEADER_PX]))

@@ -145,7 +145,8 @@ def test_a_policys_tiers_that_no_worker_has_are_told(
         key = {"Authorization": f"Bearer {tiered.keys['author']}"}
         found = author.post("/v1/policies:lint", json={"source": document}, headers=key).json()
         messages = [one["message"] for one in found["problems"] if "offloaded" in one["message"]]
-        assert all(html.escape(message) in page for message in messages)
+        shown = html.unescape(re.sub(r"</?code>", "", page))
+        assert all(message.replace("`", "") in shown for message in messages)
         return [tier for tier in ("host", "nvme") if any(f"`{tier}`" in message for message in messages)]
 
     fleet.heard("worker", worker.incarnation, status={"running": 1.0})

@@ -1,1 +1,1 @@
-"""Pages of data protection: subject requests as cases."""
+"""Pages of data protection: subject requests as cases, and erasures."""

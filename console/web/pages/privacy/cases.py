@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from kvcustody.audit.evidence.cases.case_record import GROUNDS, OUTCOMES, StepKind, SubjectRight
+from kvcustody.audit.evidence.cases.case_record import SubjectRight, allowed_steps
+from kvcustody.console.web.form_errors import refused
 from kvcustody.console.web.page_request import PageRequest, redirect
 from kvcustody.console.web.pages.audit import moment_us
 from kvcustody.console.web.pages.overview import sees_all
@@ -59,18 +60,29 @@ def open_case(visit: PageRequest) -> Response:
 def show(visit: PageRequest) -> Response:
     """Return one case."""
     visit.record("consoleCase")
-    found = visit.ask(cases_api.case_of, case=_id(visit))
+    view = visit.ask(cases_api.case_of, case=_id(visit))
+    record = cases_api.find_case(visit.service, visit.caller, _id(visit))
+    steps = allowed_steps(record, visit.service.clock.utc_us())
     return visit.page(
         "case/case.html",
-        f"Case {found['case_id'][:12]}",
-        found=found,
+        f"Case {view['case_id'][:12]}",
+        found=view,
         acts=visit.may(Permission.ERASE),
         writes=visit.may(Permission.CERTIFY),
-        steps=list(StepKind),
-        outcomes=sorted({word for words in OUTCOMES.values() for word in words}),
-        grounds=sorted({word for words in GROUNDS.values() for word in words}),
+        steps=list(dict.fromkeys(step.step for step in steps)),
+        outcomes=_by_step((step.step, step.outcome) for step in steps),
+        grounds=_by_step((step.step, step.ground) for step in steps),
         forms=visit.service.documents.letter_forms(),
     )
+
+
+def _by_step(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return the outcomes or grounds that each step may have, for the steps that have any."""
+    by_step: dict[str, list[str]] = {}
+    for step, value in pairs:
+        if value and value not in by_step.setdefault(step, []):
+            by_step[step].append(value)
+    return {step: values for step, values in by_step.items() if values}
 
 
 def step(visit: PageRequest) -> Response:
@@ -111,8 +123,7 @@ def _model(kind: type[_Kind], parts: dict[str, Any]) -> _Kind:
     try:
         return kind(**parts)
     except ValidationError as error:
-        places = ", ".join(str(item["loc"][0]) for item in error.errors())
-        raise ProblemError("invalid", f"this is missing or wrong: {places}") from None
+        raise refused(error) from None
 
 
 def _once(visit: PageRequest, what: Model, act: Callable[[], str]) -> str:

@@ -10,6 +10,8 @@ PAGES = {
         "grants": "/grants",
         "rule": "/decisions/rule?id=no-restricted&revision=1",
         "custody": "/custody",
+        "reuse": "/reuse?since=2020-01-01T00:00",
+        "audit-wrong": "/audit?kind=reciept",
         "tiers": "/tiers?period=30d",
         "deletion": "/deletion?period=7d",
         "audit": "/audit?tenant=acme",

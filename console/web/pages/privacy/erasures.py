@@ -14,6 +14,7 @@ import orjson
 from pydantic import ValidationError
 from starlette.responses import Response
 
+from kvcustody.console.web.form_errors import FieldError, refused
 from kvcustody.console.web.page_request import PageRequest, redirect
 from kvcustody.console.web.pages.overview import erasure_states, sees_all
 from kvcustody.governance.api.models.erasures import ErasureRequest
@@ -55,7 +56,7 @@ def request(visit: PageRequest) -> Response:
     visit.caller.must(Permission.ERASE)
     what = _wanted(visit)
     if visit.text("sure") != _narrowest(visit, what):
-        raise ProblemError("invalid", "type the name again to confirm: an erasure cannot be undone")
+        raise FieldError({"sure": "type the name again to confirm: an erasure cannot be undone"})
     return redirect(f"/erasures/{_once(visit, what)}")
 
 
@@ -85,8 +86,7 @@ def _wanted(visit: PageRequest) -> ErasureRequest:
     try:
         return ErasureRequest(**parts, deadline_seconds=visit.number("deadline_seconds") or 3600)
     except ValidationError as error:
-        places = ", ".join(str(item["loc"][0]) for item in error.errors())
-        raise ProblemError("invalid", f"not a selector: {places}") from None
+        raise refused(error) from None
 
 
 def _labels(text: str | None) -> dict[str, str]:
@@ -97,7 +97,7 @@ def _labels(text: str | None) -> dict[str, str]:
         if name and is_label and value and name not in labels:
             labels[name] = value
         elif item.strip():
-            raise ProblemError("invalid", "labels are `name=value`, each name once, with commas between them")
+            raise FieldError({"labels": "write `name=value`, each name once, with commas between them"})
     return labels
 
 
