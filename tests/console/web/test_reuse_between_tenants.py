@@ -29,6 +29,7 @@ def reused(at_us: int) -> HitCounters:
     )
 
 
+@pytest.mark.system("the page of reuse shows another period than was asked for")
 def test_a_period_has_one_answer(store: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page without a period is the control: its last day has none of it."""
     monkeypatch.chdir(tmp_path)  # a command takes the signing key that lies where it runs
