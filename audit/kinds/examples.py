@@ -261,7 +261,7 @@ _OF_KIND: dict[str, dict[str, Any]] = {
         **{"door": "door-1", "seconds": 60, "hints": ("priority",), "asked": ("9",), "passed": ("0",)},
         **{"requests_each": (12,), "others": 0},
     },
-    "schema-changed": {"revision": "0049"},
+    "schema-changed": {"revision": "0050"},
     "sink-changed": {"action": "retry", "reason": "the receiver is back"},
     "spill-started": {"cause": "the database is locked by another writer"},
     "transfer-decided": {"action": "restore", "choice": "transfer", "outcome": "done", "reason": "cheaper"},

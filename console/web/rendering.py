@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -57,6 +58,19 @@ def _coordinate(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
+def _sparkline(values: Sequence[float | None]) -> list[str]:
+    """Return the points of lines in a box of 100 by 24: one for each stretch that has data."""
+    most = max((value for value in values if value is not None), default=0) or 1
+    step = 100 / max(1, len(values) - 1)
+    lines: list[list[str]] = [[]]
+    for place, value in enumerate(values):
+        if value is None:
+            lines.append([])
+        else:
+            lines[-1].append(f"{place * step:.1f},{22 - 20 * value / most:.1f}")
+    return [" ".join(line) for line in lines if line]
+
+
 def _minute(at_us: int | None) -> str:
     return words.minute(at_us)[:16].replace("T", " ") + " UTC" if at_us else "–"
 
@@ -85,6 +99,7 @@ environment.filters |= {
     "coordinate": _coordinate,
     "percent": lambda pair: words.percent(*pair),
 }
+environment.filters |= {"sparkline": _sparkline}
 environment.filters |= {"seconds": seconds_text, "share": share_text}
 
 

@@ -29,7 +29,8 @@ def test_leaves_proofs_checkpoints_and_answers_stay_as_they_were(recorded: Recor
     engine, url = recorded
     before = first_schema.recorded_answers()[engine.dialect.name]
     assert upgrade(engine) == SCHEMA_REVISION
-    tables = {name: table for name, table in before["tables"].items() if name != VERSION_TABLE}
+    made_anew = {VERSION_TABLE, "coverage_hours", "coverage_pass"}  # the next pass of the judge fills the last two
+    tables = {name: table for name, table in before["tables"].items() if name not in made_anew}
     assert first_schema.table_digests(engine, tables) == tables
     after = first_schema.answers(engine, url)
     assert after["proofs"] == before["proofs"] and len(before["proofs"]) > 10

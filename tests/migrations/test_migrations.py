@@ -27,8 +27,8 @@ STEP = """
 import sqlalchemy as sa
 from alembic import context, op
 
-revision = "0050"
-down_revision = "0049"
+revision = "0051"
+down_revision = "0050"
 
 
 def upgrade() -> None:
@@ -44,7 +44,7 @@ def step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Non
 
     def add(last: str) -> None:
         shutil.copytree(upgrading.VERSIONS, tmp_path / "versions")
-        (tmp_path / "versions" / "0050_step.py").write_text(STEP.format(last=last))
+        (tmp_path / "versions" / "0051_step.py").write_text(STEP.format(last=last))
         monkeypatch.setattr(upgrading, "VERSIONS", tmp_path / "versions")
 
     return add
@@ -121,7 +121,7 @@ def test_a_ledger_that_is_there_takes_the_steps_that_it_lacks(empty: Engine, ste
     upgrade(empty)
     before, told = catalog(empty), []
     step("pass")
-    assert upgrade(empty, progress=lambda *counts: told.append(counts)) == "0050"
+    assert upgrade(empty, progress=lambda *counts: told.append(counts)) == "0051"
     assert told == [("tenants", 1, 1)]
     changed = differences(before, catalog(empty))
     assert len(changed) == 1 and changed[0].startswith("column tenants.region: is missing")

@@ -186,25 +186,20 @@ def transfer_summary(
     connection: Connection, since_us: int, until_us: int, *, tenant: str | None = None
 ) -> tuple[TransferSummary, ...]:
     """Return the decisions of a period by tier and action, in name order."""
-    column = transfer_decisions.c
+    column, moved = transfer_decisions.c, _moved()
     size = case(*((column.bytes >= least, least) for least in reversed(SIZES[1:])), else_=0)
     key = (column.tier, column.action, column.choice, column.outcome, column.reason, size)
-    known, is_part = column.transfer_us > 0, and_(column.outcome == "partial", column.blocks > 0)
-    came = case(  # of what would have been computed, the part that did not have to be
-        (is_part, column.recompute_us * column.part_blocks // column.blocks),
-        (column.outcome.in_(("failed", "partial")), 0),
-        else_=column.recompute_us,
-    )
+    known = column.transfer_us > 0
     sums = (
         func.count(),
-        _sum(case((is_part, column.part_blocks), else_=column.blocks)),
-        _sum(case((is_part, column.bytes * column.part_blocks // column.blocks), else_=column.bytes)),
+        _sum(moved.blocks),
+        _sum(case((moved.is_part, column.bytes * column.part_blocks // column.blocks), else_=column.bytes)),
         _sum(column.actual_us),
         _sum(case((known, 1), else_=0)),
         _sum(case((known, column.transfer_us), else_=0)),
         _sum(case((known, column.actual_us), else_=0)),
         _sum(case((known, func.abs(column.transfer_us - column.actual_us)), else_=0)),
-        _sum(case((column.recompute_us > 0, came - column.actual_us), else_=0)),
+        _sum(moved.saved_us),
     )
     query = _chosen(
         select(*key, *sums).join(incarnations, incarnations.c.id == column.incarnation),
@@ -214,6 +209,51 @@ def transfer_summary(
     for tier, action, choice, outcome, reason, bytes_min, *values in connection.execute(query.group_by(*key)):
         found[tier, action].add(choice, outcome, reason, int(bytes_min), list(map(int, values)))
     return tuple(found[key].summary(*key) for key in sorted(found))
+
+
+class _Moved(NamedTuple):
+    """What a decision moved and saved, as SQL (rules 2 and 3)."""
+
+    is_part: ColumnElement[bool]
+    blocks: ColumnElement[int]
+    saved_us: ColumnElement[int]
+
+
+def _moved() -> _Moved:
+    column = transfer_decisions.c
+    is_part = and_(column.outcome == "partial", column.blocks > 0)
+    came = case(  # of what would have been computed, the part that did not have to be
+        (is_part, column.recompute_us * column.part_blocks // column.blocks),
+        (column.outcome.in_(("failed", "partial")), 0),
+        else_=column.recompute_us,
+    )
+    blocks = case((is_part, column.part_blocks), else_=column.blocks)
+    return _Moved(is_part, blocks, case((column.recompute_us > 0, came - column.actual_us), else_=0))
+
+
+class TransferTime(NamedTuple):
+    """Transfers of one action in one part of a period: blocks that came, and the time that they saved and took."""
+
+    at_us: int
+    action: str
+    blocks: int
+    saved_us: int
+    measured_us: int
+
+
+def transfers_over_time(
+    connection: Connection, since_us: int, until_us: int, width_us: int, *, tenant: str | None = None
+) -> tuple[TransferTime, ...]:
+    """Return transfers by action and part of a period; parts begin at whole multiples of their width (µs)."""
+    column, moved = transfer_decisions.c, _moved()
+    start = (column.at_us - column.at_us % width_us).label("start")
+    came = case((column.outcome.in_(("done", "partial")), moved.blocks), else_=0)
+    query = select(start, column.action, _sum(came), _sum(moved.saved_us), _sum(column.actual_us))
+    query = _chosen(
+        query.where(column.choice == "transfer"), TransferFilter(tenant, since_us=since_us, until_us=until_us)
+    )
+    rows = connection.execute(query.group_by(start, column.action).order_by(start, column.action))
+    return tuple(TransferTime(int(row[0]), str(row[1]), int(row[2]), int(row[3]), int(row[4])) for row in rows)
 
 
 def tier_summaries(

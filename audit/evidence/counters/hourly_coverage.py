@@ -1,9 +1,10 @@
 """Coverage verdicts by the hour in which custody was due, judged once in the background for every reader.
 
-    recent(connection)                                  # rows: no evidence is read
+    recent(connection)                                  # the last day: no evidence is read
+    period(connection, since_us, until_us)              # any hours of the last 31 days
 
 1. A pass (`judge_hours`) judges the state under a checkpoint with the one implementation of coverage
-   (`evidence.coverage`), for the hours of the last day, and replaces all rows together: every figure that is shown is
+   (`evidence.coverage`), for the hours of the last 31 days, and replaces rows together: every figure that is shown is
    of one state, which `coverage_pass` names. What came later counts in the next pass; whoever shows a figure shows its
    age.
 2. Of two passes the one over the later state stays.
@@ -13,13 +14,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, case, delete, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, select, tuple_
 
 from kvcustody.audit.evidence.coverage.block_uses import UNKNOWN
 from kvcustody.audit.evidence.coverage.custody_units import CustodySelection, LifeUnits, read_units
+from kvcustody.audit.evidence.coverage.lag_counts import NO_LAGS, LagCounts, added, from_text
 from kvcustody.audit.evidence.coverage.summary import CoverageRow, add_rows, by_period, lags_of, rows_of
 from kvcustody.audit.kinds import SYSTEM, log_of, tenant_of
 from kvcustody.audit.store.database.dialect import dialect_of
@@ -30,7 +33,9 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.times import DAY_US, HOUR_US
 
 JUDGING = 7_215_410  # the number of the lock
-HourRow = tuple[int, ...]  # the columns of `coverage_hours`, classification a text
+HISTORY_DAYS = 31
+HourRow = tuple[int, ...]  # the columns of `coverage_hours`; classification and lags are texts
+JudgedRow = tuple[tuple[str, str], CoverageRow, LagCounts]  # of a tenant and classification
 HourKey = tuple[int, str, str]  # hour, tenant, classification
 
 
@@ -74,11 +79,36 @@ class HourCoverage(NamedTuple):
     hour_us: int
     row: CoverageRow
     lag_us_max: int
+    lag_us_p50: int
+    lag_us_p99: int
+
+
+class PeriodCoverage(NamedTuple):
+    """Coverage of whole hours: by tenant and classification, and of all of them for each hour with anything due.
+
+    `since_us` is when the first judged hour of the period begins; earlier ones are not known.
+    """
+
+    state: JudgedState | None
+    since_us: int
+    rows: tuple[CoverageRow, ...]
+    lags: LagCounts
+    hours: Mapping[int, tuple[CoverageRow, LagCounts]]
+
+    @property
+    def total(self) -> CoverageRow:
+        """All rows added up."""
+        return add_rows(self.rows)
 
 
 def first_hour(at_us: int) -> int:
     """Return the first hour that a pass at this moment judges."""
-    return (at_us - DAY_US) // HOUR_US * HOUR_US + HOUR_US
+    return hours_back(at_us, HISTORY_DAYS * DAY_US)
+
+
+def hours_back(at_us: int, back_us: int) -> int:
+    """Return the first hour that begins within so many microseconds before a moment."""
+    return (at_us - back_us) // HOUR_US * HOUR_US + HOUR_US
 
 
 def judged_rows(connection: Connection, state: JudgedState) -> list[HourRow]:
@@ -88,29 +118,47 @@ def judged_rows(connection: Connection, state: JudgedState) -> list[HourRow]:
     ids = {name: log for log, name in connection.execute(select(logs.c.id, logs.c.name))}
     chosen = CustodySelection(first_hour(state.at_us), state.at_us)
     lives = read_units(connection, chosen, now_us=state.at_us, as_of=as_of)
-    return stored_rows(hour_rows(lives, first_hour(state.at_us)), ids)
+    by_hour: dict[int, list[JudgedRow]] = {}
+    for (hour_us, *who), row, lags in hour_rows(lives, first_hour(state.at_us)):
+        by_hour.setdefault(hour_us, []).append(((who[0], who[1]), row, lags))
+    rows = {hour_us: rows_of_hour(hour_us, parts, ids) for hour_us, parts in by_hour.items()}
+    return [*recent_rows(rows, state.at_us), *chain.from_iterable(rows[hour_us] for hour_us in sorted(rows))]
 
 
-def hour_rows(lives: Iterable[LifeUnits], since_us: int) -> Iterator[tuple[HourKey, CoverageRow, int]]:
-    """Yield the coverage of units by hour, tenant and classification, with the longest lag, from `since_us` on."""
+def hour_rows(lives: Iterable[LifeUnits], since_us: int) -> Iterator[tuple[HourKey, CoverageRow, LagCounts]]:
+    """Yield the coverage of units by hour, tenant and classification, with their lags, from `since_us` on."""
     for hour_us, part in by_period(lives, since_us, HOUR_US):
         if hour_us >= since_us:
             lags = lags_of(part)
             for row in rows_of(part):
                 who = (row.tenant, row.classification)
-                yield (hour_us, *who), row, lags.get(who, 0)
+                yield (hour_us, *who), row, lags.pop(who, NO_LAGS)  # ended and overdue units have a row each
 
 
-def stored_rows(every: Iterable[tuple[HourKey, CoverageRow, int]], ids: Mapping[str, int]) -> list[HourRow]:
-    """Return the rows of the table, in order, from such coverage and the logs' ids: by hour, and over all hours."""
-    by_hour: dict[tuple[int, int, str], tuple[list[CoverageRow], list[int]]] = {}
-    for (hour_us, tenant, classification), row, lag in every:
+def rows_of_hour(hour_us: int, parts: Iterable[JudgedRow], ids: Mapping[str, int]) -> list[HourRow]:
+    """Return the rows of the table for one hour, in order, given the logs' ids."""
+    by_log: dict[tuple[int, str], tuple[list[CoverageRow], list[LagCounts]]] = {}
+    for (tenant, classification), row, lags in parts:
         log = ids.get(log_of(tenant), ids.get(SYSTEM, 0))  # where nothing says whose it was
-        for when in (hour_us, ALL_HOURS):
-            rows, longest = by_hour.setdefault((when, log, classification), ([], [0]))
-            rows.append(row)
-            longest.append(lag)
-    return [(*key, *add_rows(rows)[2:], max(longest)) for key, (rows, longest) in sorted(by_hour.items())]  # type: ignore[misc]
+        rows, every = by_log.setdefault((log, classification), ([], []))
+        rows.append(row)
+        every.append(lags)
+    return [_hour_row((hour_us, *key), rows, added(every)) for key, (rows, every) in sorted(by_log.items())]
+
+
+def recent_rows(by_hour: Mapping[int, Sequence[HourRow]], at_us: int) -> list[HourRow]:
+    """Return the rows of the last day's hours together, from the rows of each hour."""
+    by_log: dict[tuple[int, str], tuple[list[CoverageRow], list[LagCounts]]] = {}
+    for hour_us in sorted(hour_us for hour_us in by_hour if hour_us >= hours_back(at_us, DAY_US)):
+        for _, log, classification, *counts, longest, lags in by_hour[hour_us]:
+            rows, every = by_log.setdefault((log, str(classification)), ([], []))
+            rows.append(CoverageRow("", "", *counts))
+            every.append(from_text(longest, str(lags)))
+    return [_hour_row((ALL_HOURS, *key), rows, added(every)) for key, (rows, every) in sorted(by_log.items())]
+
+
+def _hour_row(key: tuple[int, int, str], rows: Iterable[CoverageRow], lags: LagCounts) -> HourRow:
+    return (*key, *add_rows(rows)[2:], lags.longest_us, lags.text)  # type: ignore[return-value]
 
 
 def judged_state(connection: Connection) -> JudgedState | None:
@@ -133,9 +181,55 @@ def by_hour(
     tenant: str | None = None,
     after: HourKey | None = None,
     limit: int | None = None,
+    since_us: int = 0,
+    until_us: int | None = None,
 ) -> tuple[HourCoverage, ...]:
-    """Return the judged hours after a place, in order, each by tenant (first on record first) and classification."""
-    return tuple(_rows(connection, coverage_hours.c.hour_us >= 0, tenant, after, limit))
+    """Return the judged hours of a period after a place, in order, each by tenant (first on record first) and
+    classification.
+    """
+    return tuple(_rows(connection, _hours_of(since_us, until_us), tenant, after, limit))
+
+
+def _hours_of(since_us: int, until_us: int | None) -> ColumnElement[bool]:
+    """Return the condition on hours that a period touches."""
+    inside = coverage_hours.c.hour_us >= max(0, since_us) // HOUR_US * HOUR_US
+    return inside if until_us is None else and_(inside, coverage_hours.c.hour_us < until_us)
+
+
+def period(connection: Connection, since_us: int, until_us: int, *, tenant: str | None = None) -> PeriodCoverage:
+    """Return the judged coverage of the hours that a period touches; the database adds up the counts."""
+    column, state = coverage_hours.c, judged_state(connection)
+    inside = _hours_of(since_us, until_us)
+    source = coverage_hours.join(logs, logs.c.id == column.log)
+    if tenant is not None:
+        inside = and_(inside, logs.c.name == log_of(tenant))
+    sums = [func.max(column[name]) if name == "fence_us_max" else func.sum(column[name]) for name in _COUNTS]
+    by_tenant = select(logs.c.name, column.classification, *sums).select_from(source).where(inside)
+    rows = tuple(
+        CoverageRow(UNKNOWN if name == SYSTEM else tenant_of(str(name)), classification, *map(int, counts))
+        for name, classification, *counts in connection.execute(
+            by_tenant.group_by(logs.c.name, column.classification).order_by(logs.c.name, column.classification)
+        )
+    )
+    lags: dict[int, list[str]] = {}
+    each = select(column.hour_us, column.lags).select_from(source).where(inside, column.lags != "")
+    for hour_us, text in connection.execute(each):
+        lags.setdefault(hour_us, []).append(text)
+    by_time = (
+        select(column.hour_us, func.max(column.lag_us_max), *sums)
+        .select_from(source)
+        .where(inside)
+        .group_by(column.hour_us)
+    )
+    hours = {
+        hour_us: (CoverageRow("*", "*", *map(int, counts)), from_text(longest, " ".join(lags.get(hour_us, ()))))
+        for hour_us, longest, *counts in connection.execute(by_time.order_by(column.hour_us))
+    }
+    first = 0 if state is None else first_hour(state.at_us)
+    return PeriodCoverage(state, max(since_us, first), rows, added(lags for _, lags in hours.values()), hours)
+
+
+_COUNTS = CoverageRow._fields[2:]
 
 
 def _rows(
@@ -154,9 +248,10 @@ def _rows(
         name = SYSTEM if who == UNKNOWN else log_of(who)
         query = query.where(key > tuple_(hour_us, _id_of(connection, name), classification))
     query = query.order_by(*coverage_hours.primary_key.columns).limit(limit)
-    for hour_us, _, classification, *counts, lag, name in connection.execute(query):
-        who = UNKNOWN if name == SYSTEM else tenant_of(str(name))
-        yield HourCoverage(hour_us, CoverageRow(who, classification, *counts), lag)
+    for hour_us, _, classification, *counts, lag, text, name in connection.execute(query):
+        who, lags = UNKNOWN if name == SYSTEM else tenant_of(str(name)), from_text(lag, text)
+        row = CoverageRow(who, classification, *counts)
+        yield HourCoverage(hour_us, row, lag, lags.percentile(50), lags.percentile(99))
 
 
 def _id_of(connection: Connection, name: str) -> int:
@@ -164,7 +259,7 @@ def _id_of(connection: Connection, name: str) -> int:
 
 
 def recent(connection: Connection, *, tenant: str | None = None) -> RecentCoverage:
-    """Return the coverage of all judged hours together."""
+    """Return the coverage of the last day's judged hours together."""
     found = list(_rows(connection, coverage_hours.c.hour_us == ALL_HOURS, tenant))
     rows = tuple(sorted(each.row for each in found))
     lag = max((each.lag_us_max for each in found), default=0)

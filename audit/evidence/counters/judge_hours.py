@@ -6,10 +6,11 @@
 1. What is kept between passes is the leaves of custody that has no final verdict yet, of those who use it, and of whole
    processes. All of it is judged again at each pass, by the one implementation of coverage.
 2. A verdict is final where custody ended, was proved or never can be (in time, late, unproven); of what is wrong or
-   missing it is final when its hour is not shown any more. It is added to its hour once, and its leaves are let go of.
+   missing it is final after a day (`_WAIT_US`). It is added to its hour once, and its leaves are let go of.
 3. A leaf that names custody whose verdict was final (a late spill, evidence on record before what it is about), and
    leaves read that retention drops, begin everything anew: what is stored is always what a judge of the whole state
-   would store (`hourly_coverage.judged_rows`), and `fsck` compares.
+   would store (`hourly_coverage.judged_rows`), and `fsck` compares. After each leaf that came so late, the judge waits
+   twice as long before what is wrong or missing is final: it does not begin anew for the same leaf again.
 4. A step takes a bounded number of leaves, up to a checkpoint; while there are more, it is judged as of that
    checkpoint's time.
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from itertools import compress, groupby
+from itertools import chain, compress, groupby
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -29,15 +30,19 @@ from sqlalchemy.exc import SQLAlchemyError
 from kvcustody.audit.evidence.counters.hourly_coverage import (
     JUDGING,
     HourRow,
+    JudgedRow,
     JudgedState,
     drop_verdicts,
     first_hour,
     hour_rows,
+    hours_back,
     judged_state,
-    stored_rows,
+    recent_rows,
+    rows_of_hour,
 )
 from kvcustody.audit.evidence.coverage.block_uses import NEVER, Flags
 from kvcustody.audit.evidence.coverage.custody_units import CustodySelection, LifeUnits, units_of
+from kvcustody.audit.evidence.coverage.lag_counts import NO_LAGS, LagCounts, added
 from kvcustody.audit.evidence.coverage.leaf_record import LeafRecord
 from kvcustody.audit.evidence.coverage.summary import CoverageRow, add_rows
 from kvcustody.audit.evidence.coverage.verdicts import VERDICTS
@@ -53,9 +58,12 @@ from kvcustody.audit.store.schema.leaf_tables import retention_purges
 from kvcustody.audit.store.schema.ledger import events, logs
 from kvcustody.audit.store.schema.trees import checkpoints, root_leaves
 from kvcustody.logger import get_logger
+from kvcustody.times import DAY_US
 
 STEP_LEAVES = 200_000  # of one step, unless one seal has more
 _SEALS = 20_000  # root leaves that one step looks at
+_WAIT_US = DAY_US
+_Entries = dict[tuple[str, str], tuple[CoverageRow, LagCounts]]
 _FINAL = [VERDICTS.index(name) for name in ("in_time", "late", "unproven")]
 _log = get_logger(__name__)
 
@@ -113,6 +121,7 @@ class HourlyJudge:
         self.behind = False  # there was more than one step takes
         self._stored: JudgedState | None = None
         self._hours: dict[int, list[HourRow]] = {}  # the rows of that state
+        self._wait_us = _WAIT_US
         self._forget()
 
     def leads(self) -> bool:
@@ -144,7 +153,8 @@ class HourlyJudge:
         self._kept: list[bytes] = []
         self._over: dict[str, Spans] = {}  # by process: custody whose verdict is final
         self._shards: dict[str, int] = {}
-        self._final: dict[tuple[int, str, str], tuple[CoverageRow, int]] = {}
+        self._final: dict[int, _Entries] = {}  # by hour, and then by tenant and classification
+        self._made: dict[int, list[HourRow]] = {}  # the rows of hours of which every verdict is final
 
     def judge(self, *, now_us: int) -> JudgedState | None:
         """Judge one step; return the stored state, or None if there is none. Raises the database's errors."""
@@ -168,6 +178,7 @@ class HourlyJudge:
         if rows is None:
             _log.warning("evidence arrived after its verdict; the verdicts by hour are computed again")
             self._forget()
+            self._wait_us *= 2
             self.behind = True
             return before
         self._size = grown.size
@@ -265,8 +276,8 @@ class HourlyJudge:
         record = LeafRecord(every)
         if record.asked_before(old, self._last_us):
             return None
-        since_us = first_hour(state.at_us)
-        self._final = {key: value for key, value in self._final.items() if key[0] >= since_us}
+        since_us, final_us = first_hour(state.at_us), hours_back(state.at_us, self._wait_us)
+        self._final = {hour_us: of_hour for hour_us, of_hour in self._final.items() if hour_us >= since_us}
         needed, pending = [np.array(record.told, np.int64)], list[LifeUnits]()
         for each in units_of(record, CustodySelection(until_us=state.at_us), now_us=state.at_us):
             life, over = each.life, self._over.setdefault(each.life.uuid, Spans())
@@ -276,12 +287,14 @@ class HourlyJudge:
             units = each.units.kept(~over.has(each.units.keys))
             claimed = each.ends.column("due_boot_us")[units.row]
             at_us = np.where(units.due < NEVER, units.due, claimed) + life.offset_us
-            final = np.isin(units.verdict, _FINAL) | (at_us < since_us)
+            final = np.isin(units.verdict, _FINAL) | (at_us < final_us)
             nobody = each.overdue.kept(np.zeros(len(each.overdue.keys), np.bool_))
             ended = each._replace(units=units.kept(final), overdue=nobody)
-            for key, row, lag in hour_rows([ended], since_us):
-                there, longest = self._final.get(key, (CoverageRow("", ""), 0))
-                self._final[key] = (add_rows((there, row)), max(longest, lag))
+            for (hour_us, *who), row, lags in hour_rows([ended], since_us):
+                of_hour = self._final.setdefault(hour_us, {})
+                there, before = of_hour.get((who[0], who[1]), (CoverageRow("", ""), NO_LAGS))
+                of_hour[who[0], who[1]] = (add_rows((there, row)), added((before, lags)))
+                self._made.pop(hour_us, None)
             over.add(units.keys[final])
             overdue = each.overdue.kept(~over.has(each.overdue.keys))
             pending.append(each._replace(units=units.kept(~final), overdue=overdue))
@@ -290,13 +303,23 @@ class HourlyJudge:
                 made: Flags = over.has(keys) | (keys & GENERATION_MASK == 0)
                 return made
 
-            needed.append(record.needed(life, is_over, since_us - life.offset_us))
+            needed.append(record.needed(life, is_over, final_us - life.offset_us))
         kept = np.zeros(len(every), np.bool_)
         kept[np.concatenate(needed)] = True
         self._kept, self._last_us = list(compress(every, kept.tolist())), max(self._last_us, record.last_us)
-        return self._rows(pending, since_us, ids)
+        return self._rows(pending, state, ids)
 
-    def _rows(self, pending: list[LifeUnits], since_us: int, ids: dict[str, int]) -> list[HourRow]:
-        """Rows as they are stored: of what is final, and of the rest."""
-        every = [(key, *value) for key, value in self._final.items()]
-        return stored_rows([*every, *hour_rows(pending, since_us)], ids)
+    def _rows(self, pending: list[LifeUnits], state: JudgedState, ids: dict[str, int]) -> list[HourRow]:
+        """Rows as they are stored: of what is final, and of the rest. Hours that did not change are not made again."""
+        of_rest: dict[int, list[JudgedRow]] = {}
+        for (hour_us, *who), row, lags in hour_rows(pending, first_hour(state.at_us)):
+            of_rest.setdefault(hour_us, []).append(((who[0], who[1]), row, lags))
+        rows: dict[int, list[HourRow]] = {}
+        for hour_us in sorted(self._final.keys() | of_rest.keys()):
+            if hour_us not in of_rest and hour_us in self._made:
+                rows[hour_us] = self._made[hour_us]
+                continue
+            final = ((who, *value) for who, value in self._final.get(hour_us, {}).items())
+            rows[hour_us] = rows_of_hour(hour_us, [*final, *of_rest.get(hour_us, ())], ids)
+        self._made = {hour_us: of_hour for hour_us, of_hour in rows.items() if hour_us not in of_rest}
+        return [*recent_rows(rows, state.at_us), *chain.from_iterable(rows.values())]

@@ -353,6 +353,46 @@ def event_counts(
     return tuple(sorted(counts))
 
 
+class HourlyFigure(NamedTuple):
+    """A figure of one log in one hour. `name` is the log's."""
+
+    hour_us: int
+    name: str
+    kind: str
+    measure: str
+    outcome: str
+    value: int
+
+
+def figures_by_hour(
+    connection: Connection,
+    measures: Sequence[str],
+    kinds: Sequence[str] | None = None,
+    *,
+    tenant: str | None = None,
+    since_us: int,
+    until_us: int,
+    scraped: bool = False,
+) -> Iterator[HourlyFigure]:
+    """Yield the figures of a period's whole hours, of one tenant or of every log; one may come in several parts."""
+    log = None if tenant is None else log_of(tenant)
+    only = None if log is None else tuple(connection.scalars(select(logs.c.id).where(logs.c.name == log)))
+    names = {row.id: str(row.name) for row in connection.execute(select(logs.c.id, logs.c.name))}
+    for log_id, hour_us, figures in _hourly(connection, max(0, since_us), until_us, only, scraped=(scraped,)):
+        for kind, measure, outcome, _, _, value in figures:
+            if measure in measures and (kinds is None or kind in kinds) and log_id in names:
+                yield HourlyFigure(hour_us, names[log_id], kind, measure, outcome, value)
+
+
+def hours_with_leaves(connection: Connection, *, tenant: str | None = None, since_us: int, until_us: int) -> set[int]:
+    """Return the hours of a period in which anything was recorded, by anybody or in one tenant's log."""
+    only = None
+    if tenant is not None:
+        only = tuple(connection.scalars(select(logs.c.id).where(logs.c.name == log_of(tenant))))
+    rows = _hourly(connection, max(0, since_us), until_us, only, over_all=tenant is None)
+    return {hour_us for _, hour_us, figures in rows if figures}
+
+
 _Figure = tuple[int, str, str, str, str, int]
 """Log id, kind, measure, outcome, detail and value."""
 HourCount = tuple[int, str, str, int]

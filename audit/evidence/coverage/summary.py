@@ -40,6 +40,7 @@ from kvcustody.audit.evidence.coverage.custody_units import (
     last_event_us,
     read_units,
 )
+from kvcustody.audit.evidence.coverage.lag_counts import LagCounts, counted
 from kvcustody.audit.evidence.coverage.verdicts import VERDICTS
 from kvcustody.audit.evidence.query.evidence_columns import GENERATION_MASK, POOL_SHIFT
 from kvcustody.audit.kinds.block_runs import Int64s
@@ -162,18 +163,17 @@ def by_period(lives: Iterable[LifeUnits], since_us: int, period_us: int) -> Iter
         at_us = np.where(each.units.due < NEVER, each.units.due, claimed) + offset_us
         which, late = (at_us - since_us) // period_us, (each.overdue.due + offset_us - since_us) // period_us
         for number in sorted({*which.tolist(), *late.tolist()}):
-            part = each._replace(units=each.units.kept(which == number), overdue=each.overdue.kept(late == number))
+            units, overdue = each.units.kept(which == number), each.overdue.kept(late == number)
+            rows, place = np.unique(units.row, return_inverse=True)  # only these: a period costs what is due in it
+            part = each._replace(ends=each.ends.of_rows(rows), units=units._replace(row=place), overdue=overdue)
             yield since_us + number * period_us, part
 
 
-def lags_of(life_units: LifeUnits) -> dict[tuple[str, str], int]:
-    """Return the longest time from due to the last receipt among one incarnation's units, by tenant and
-    classification.
-    """
+def lags_of(life_units: LifeUnits) -> dict[tuple[str, str], LagCounts]:
+    """Return the times from due to the last receipt among one incarnation's units, by tenant and classification."""
     of_row, everybody = life_units.ends.codes("tenant", "classification")
-    longest = np.zeros(len(everybody), np.int64)
-    np.maximum.at(longest, of_row[life_units.units.row], life_units.units.lag)
-    return dict(zip(everybody, longest.tolist(), strict=True))
+    whose = of_row[life_units.units.row]
+    return {who: counted(life_units.units.lag[whose == number]) for number, who in enumerate(everybody)}
 
 
 def summary(lives: Iterable[LifeUnits]) -> CoverageSummary:

@@ -64,10 +64,23 @@ class Evidence(NamedTuple):
         pairs = Pairs(*(column[flat] for column in self.pairs))
         return Evidence(int(which.sum()), {}, number[self.owner[flat]], pairs)
 
+    def of_rows(self, rows: Int64s) -> Evidence:
+        """Return these rows, by their places, without their lists."""
+        columns = {
+            name: column[rows] if isinstance(column, np.ndarray) else list(map(column.__getitem__, rows.tolist()))
+            for name, column in self.columns.items()
+        }
+        return Evidence(len(rows), columns, *Evidence.no_lists())
+
+    @staticmethod
+    def no_lists() -> tuple[Int64s, Pairs]:
+        """Return the owners and pairs of rows without lists."""
+        nothing = np.empty(0, np.int64)
+        return nothing, Pairs(nothing, nothing, nothing)
+
     def bare(self) -> Evidence:
         """Return the rows without their lists."""
-        nothing = np.empty(0, np.int64)
-        return Evidence(self.size, self.columns, nothing, Pairs(nothing, nothing, nothing))
+        return Evidence(self.size, self.columns, *Evidence.no_lists())
 
     def codes(self, *names: str) -> tuple[Int64s, list[tuple[Any, ...]]]:
         """Return for each row a number for its combination of these text columns, and what each number stands for."""

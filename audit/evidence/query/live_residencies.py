@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, and_, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, and_, false, func, or_, select, tuple_
 
 from kvcustody.audit.evidence.processes.work_periods import WorkPeriod, at_work, read_work_periods
 from kvcustody.audit.evidence.query.narrowed_holds import read_narrowed
@@ -51,27 +51,43 @@ def live_residencies(
     after: tuple[int, str, int] | None = None,
     limit: int = 5000,
     periods: Mapping[str, WorkPeriod] | None = None,
+    newest: int | None = None,
 ) -> tuple[Live, ...]:
     """Return live residencies, oldest first, at most `limit`; `after`: opened_us, incarnation and residency of one.
 
-    `periods`: who was at work, where this connection does not see the system log.
+    `periods`: who was at work, where this connection does not see the system log. `newest`: only so many requests of
+    each process are looked at, the latest ones, so that a long life costs no more than a short one.
     """
     running = at_work(read_work_periods(connection) if periods is None else periods)
-    residencies: list[Live] = []
-    while len(residencies) < limit:
-        rows = _read(connection, running, now_us=now_us, tenant=tenant, after=after, limit=limit)
+    among = _requests_of(connection, running, newest)
+    live: list[Live] = []
+    while len(live) < limit:
+        rows = _read(connection, among, now_us=now_us, tenant=tenant, after=after, limit=limit)
         narrowed = _narrowed(connection, rows)
         found = [_live(row, narrowed.get((row.id, row.residency), NEVER_US)) for row in rows]
-        residencies += [one for one in found if one.running or one.until_us > now_us]
+        live += [one for one in found if one.running or one.until_us > now_us]
         if len(rows) < limit:
             break
         after = (rows[-1].opened_us, rows[-1].uuid, rows[-1].residency)
-    return tuple(residencies[:limit])
+    return tuple(live[:limit])
+
+
+def _requests_of(connection: Connection, processes: Sequence[str], newest: int | None) -> ColumnElement[bool]:
+    """Return the condition on the requests of these processes; `newest` of each, by their numbers, which ascend."""
+    column = residencies.c
+    if newest is None:
+        return incarnations.c.uuid.in_(processes)
+    ids = connection.scalars(select(incarnations.c.id).where(incarnations.c.uuid.in_(processes))).all()
+    parts = []
+    for life in ids:
+        last = connection.scalar(select(func.max(column.residency)).where(column.incarnation == life)) or 0
+        parts.append(and_(column.incarnation == life, column.residency > last - newest))
+    return or_(false(), *parts)
 
 
 def _read(
     connection: Connection,
-    processes: Sequence[str],
+    among: ColumnElement[bool],
     *,
     now_us: int,
     tenant: str | None,
@@ -93,7 +109,7 @@ def _read(
         .add_columns(into.absolute_boot_us, out.released_us, out.hold_boot_us)
         .join(incarnations, life.id == into.incarnation)
         .outerjoin(releases, final)
-        .where(into.part == 1, life.uuid.in_(processes), has_leaf(residencies))
+        .where(into.part == 1, among, has_leaf(residencies))
         .where(or_(out.released_us.is_(None), out.hold_boot_us + life.offset_us > now_us))
         .order_by(into.opened_us, life.uuid, into.residency)
         .limit(limit)

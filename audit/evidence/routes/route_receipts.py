@@ -27,7 +27,7 @@ from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, Select, Table, and_, not_, or_, select
+from sqlalchemy import Connection, Select, Table, and_, func, not_, or_, select
 
 from kvcustody.audit.kinds import log_of, tenant_of
 from kvcustody.audit.kinds.route_events import ANSWER_US_MAX
@@ -372,6 +372,30 @@ def _wrong(receipt: Receipt) -> Iterator[RouteFinding]:
 
 def _finding(problem: ReceiptProblem, receipt: Receipt, worker: str, detail: str) -> RouteFinding:
     return RouteFinding(problem, receipt.receipt, receipt.tenant, worker, detail, receipt.at_us)
+
+
+class RouteTokens(NamedTuple):
+    """Tokens of the requests with a worker's half in one part of a period."""
+
+    at_us: int
+    prompt_tokens: int
+    found_tokens: int
+
+
+def tokens_over_time(
+    connection: Connection, since_us: int, until_us: int, width_us: int, *, tenant: str | None = None
+) -> tuple[RouteTokens, ...]:
+    """Return prompt tokens and those that were found, by part of a period; parts begin at whole multiples of their
+    width (µs).
+    """
+    column = routes_found.c
+    start = (column.at_us - column.at_us % width_us).label("start")
+    sums = func.sum(column.prompt_tokens), func.sum(column.found_tokens)
+    query = select(start, *sums).where(column.at_us >= since_us, column.at_us < until_us, has_leaf(routes_found))
+    if tenant is not None:
+        query = query.where(column.tenant == tenant)
+    rows = connection.execute(query.group_by(start).order_by(start))
+    return tuple(RouteTokens(*map(int, row)) for row in rows)
 
 
 def by_problem(findings: Sequence[RouteFinding]) -> dict[str, int]:

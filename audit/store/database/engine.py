@@ -30,7 +30,7 @@ from kvcustody.errors import LedgerError
 from kvcustody.files import PRIVATE, claim_file, evidence_mode, take_back
 from kvcustody.logger import get_logger
 
-SCHEMA_REVISION = "0049"
+SCHEMA_REVISION = "0050"
 FIRST_REVISION = "0041"  # older ledgers are of commits before any release
 READS_OLDER = "commit f6818e1f"  # it upgrades them to the first revision
 VERSION_TABLE = "kvcustody_schema"

@@ -9,16 +9,16 @@
 3. `figures` is JSON, a list of [kind, measure, outcome, detail, classification, value]: a row of a table for each
    figure of each tenant would be ten for every leaf of a fleet with many tenants. What is read over all tenants at
    every scrape stands in rows of its own (`scraped`), so that nobody reads all others for it.
-4. `coverage_hours` has the verdicts of custody by the hour in which it was due, and of all those hours together
-   (`ALL_HOURS`): a scrape reads one row of a tenant and class. Every row is of the one state that `coverage_pass`
-   names.
+4. `coverage_hours` has the verdicts of custody by the hour in which it was due, for 31 days, and of the last day's
+   hours together (`ALL_HOURS`): a scrape reads one row of a tenant and class. `lags` counts the times from due to
+   overwritten (`coverage.lag_counts`). Every row is of the one state that `coverage_pass` names.
 5. All of it is a function of the leaves: `fsck` computes it again. But for what dropped leaves left in custody
    (`project.CARRIED`, under `ALL_HOURS`): `fsck` holds it to what processes that run hold.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Integer, PrimaryKeyConstraint, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Integer, PrimaryKeyConstraint, Table, Text, text
 
 from kvcustody.audit.store.schema.ledger import metadata
 
@@ -58,6 +58,7 @@ coverage_hours = Table(
     Column("log", Integer, nullable=False),
     Column("classification", Text, nullable=False),
     *(Column(name, BigInteger, nullable=False) for name in VERDICT_COLUMNS),
+    Column("lags", Text, nullable=False, server_default=text("''")),
     PrimaryKeyConstraint("hour_us", "log", "classification"),
 )
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from starlette.responses import Response
 
+from kvcustody.audit.evidence.processes.work_periods import at_work
 from kvcustody.audit.evidence.query.live_residencies import Live, live_residencies
 from kvcustody.audit.reports.subject_access import subject_page
 from kvcustody.console.render.charts import Figure, columns
@@ -17,6 +18,7 @@ from kvcustody.governance.service.problem_details import ProblemError
 
 READ = Permission.READ_CUSTODY
 _READ_MAX, _SHOWN_MAX = 5000, 100
+_OF_PROCESS_MIN = 500  # requests of a process that the page looks at; all of them where it is asked to
 _BINS = 10
 
 
@@ -26,8 +28,11 @@ def live(visit: PageRequest) -> Response:
     tenant = visit.service.tenant_of(visit.caller, READ, tenant_name)
     visit.record("consoleCustody", tenant=tenant)
     now_us, periods = visit.service.clock.utc_us(), visit.service.work_periods()
+    newest = None if visit.text("all") is not None else max(_OF_PROCESS_MIN, _READ_MAX // max(1, len(at_work(periods))))
     with visit.service.reading(tenant) as connection:
-        residencies = live_residencies(connection, now_us=now_us, tenant=tenant, limit=_READ_MAX, periods=periods)
+        residencies = live_residencies(
+            connection, now_us=now_us, tenant=tenant, limit=_READ_MAX, periods=periods, newest=newest
+        )
     ordered = sorted(residencies, key=lambda item: (not item.until_us, item.until_us))
     return visit.page(
         "audit/custody.html",
@@ -35,6 +40,7 @@ def live(visit: PageRequest) -> Response:
         tenant=tenant_name or tenant,
         all_tenants=sees_all(visit),
         erases=visit.may(Permission.ERASE),
+        newest=newest,
         shown=ordered[:_SHOWN_MAX],
         subject_page=event_links.subject_page,
         residency_page=event_links.residency_page,

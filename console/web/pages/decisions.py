@@ -12,9 +12,9 @@ import orjson
 from pydantic import ValidationError
 from starlette.responses import Response
 
+from kvcustody.console.web.charts import denied, period_of
 from kvcustody.console.web.form_errors import refused
 from kvcustody.console.web.page_request import PageRequest
-from kvcustody.console.web.pages.audit import moment_us
 from kvcustody.console.web.pages.overview import sees_all
 from kvcustody.console.web.pages.policy_status import known_policy
 from kvcustody.console.web.source_listing import lines_of
@@ -43,17 +43,24 @@ def show(visit: PageRequest) -> Response:
     if not reads:
         visit.caller.must(Permission.WRITE_POLICY)
     tenant = visit.text("tenant")
-    denials = None
-    since_us, until_us = moment_us(visit, "since"), moment_us(visit, "until")
+    denials = chart = None
+    period = period_of(visit)
     if reads:
+        mine = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, tenant)
+        with visit.service.reading(mine) as connection:
+            chart = denied(connection, period, mine)
         visit.record("consoleDecisions", tenant)
-        denials = visit.ask(custody_api.denials, tenant, since_us, until_us, visit.text("cursor", 1024), _PAGE)
+        denials = visit.ask(
+            custody_api.denials, tenant, period.since_us, period.until_us, visit.text("cursor", 1024), _PAGE
+        )
     known, why = known_policy(visit.service.policies_in_effect()) if tests else (None, "")
     policy = None if known is None else known.policy
     return visit.page(
         "audit/decisions.html",
         "Decisions",
         denials=denials,
+        chart=chart,
+        period=period,
         tenant=tenant,
         all_tenants=reads and sees_all(visit),
         tests=tests,

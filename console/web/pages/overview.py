@@ -6,23 +6,24 @@ Beside it the inbox: what waits for whoever looks.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
-from kvcustody.audit.evidence.counters.hourly_coverage import RecentCoverage, recent
+from kvcustody.audit.evidence.counters.hourly_coverage import RecentCoverage, period, recent
 from kvcustody.audit.evidence.counters.read_figures import tenant_totals
 from kvcustody.audit.evidence.erasure.requests_and_answers import read_standings, requests
 from kvcustody.audit.tlog.witness.status import WitnessStatus, witness_status
-from kvcustody.console.render.charts import Figure, rows, without_values
-from kvcustody.console.render.number_format import count
+from kvcustody.console.render.time_chart import TimeChart
+from kvcustody.console.web import charts
+from kvcustody.console.web.charts import PagePeriod
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.policy_status import policy_status
 from kvcustody.governance.api.operations import custody as custody_api
 from kvcustody.governance.api.operations import health as health_api
 from kvcustody.governance.service.access.roles import Permission, Reach
-
-_TENANTS_MAX = 12
+from kvcustody.times import DAY_US
 
 
 def show(visit: PageRequest) -> Response:
@@ -31,6 +32,7 @@ def show(visit: PageRequest) -> Response:
     sees = visit.may(Permission.READ_CUSTODY)
     policy = visit.may(Permission.READ_POLICY)
     effect = visit.service.policies_in_effect()
+    day = _last_day(visit) if sees else None
     waits = visit.service.inbox(effect)  # which counts every tenant's erasures
     every = {state.value: number for state, number in waits.erasures.items()}
     return visit.page(
@@ -41,7 +43,8 @@ def show(visit: PageRequest) -> Response:
         waits=[item for item in waits.items if item.is_for(visit.caller)],
         erasures=(Counter(every) if sees_all(visit) else erasure_states(visit)) if sees else None,
         coverage=_coverage(visit) if sees else None,
-        held=held_by_tenant(visit) if sees else None,
+        day=day,
+        sparks={} if day is None else _sparks(day),
         denials=_denials(visit) if sees else None,
         health=visit.ask(health_api.health) if visit.may(Permission.READ_HEALTH) else None,
         witnesses=witnesses(visit) if visit.may(Permission.READ_HEALTH) else None,
@@ -67,28 +70,59 @@ def _coverage(visit: PageRequest) -> RecentCoverage:
         return recent(connection, tenant=mine)
 
 
-def held_by_tenant(visit: PageRequest) -> Figure:
-    """Return blocks allocated and not ended, by tenant: the largest ones, and the rest together."""
+class _Day(NamedTuple):
+    """The last day over time; `custody` is None, and `why` says so, where what is held is not known."""
+
+    custody: TimeChart | None
+    hits: TimeChart
+    denied: TimeChart
+    coverage: TimeChart
+    held: int
+    requests_denied: int
+    found_share: tuple[int, int]
+    why: str = ""
+
+
+def _last_day(visit: PageRequest) -> _Day:
     mine = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, None)
+    now_us = visit.service.clock.utc_us()
+    day = PagePeriod("24h", now_us - DAY_US, now_us)
     with visit.service.reading(mine) as connection:
         totals = tenant_totals(connection, tenant=mine)
-    title = "Blocks in custody, by tenant"
-    known = [(row.held_blocks, row.tenant) for row in totals if row.held_blocks is not None]
-    if len(known) < len(totals):
-        return without_values(title, "unknown while a process with lost leaves runs (see its gaps)")
-    held = sorted(known, reverse=True)
-    first, rest = held[:_TENANTS_MAX], held[_TENANTS_MAX:]
-    if rest:
-        first.append((sum(blocks for blocks, _ in rest), f"{len(rest)} others"))
-    names = [tenant for _, tenant in first]
-    values = [[blocks] for blocks, _ in first]
-    return rows(
-        title,
-        names,
-        values,
-        [("blocks in custody", 1)],
-        [count(blocks) for blocks, _ in first],
+        known = {row.tenant: row.held_blocks for row in totals if row.held_blocks is not None}
+        held = None if len(known) < len(totals) else charts.custody(connection, day, known, mine)
+        hits, refused = charts.hits(connection, day, mine), charts.denied(connection, day, mine)
+        judged = period(connection, day.since_us, day.until_us, tenant=mine)
+    attached, written = (sum(value or 0 for value in series.values) for series in hits.series)
+    denied = sum(int(value or 0) for series in refused.series for value in series.values)
+    why = "" if held is not None else "unknown while a process with lost leaves runs (see its gaps)"
+    covered, _ = charts.coverage(judged, day)
+    return _Day(
+        held, hits, refused, covered, sum(known.values()), denied, (int(attached), int(attached + written)), why
     )
+
+
+def _sparks(day: _Day) -> dict[str, Sequence[float | None]]:
+    """Return the values of the tiles' sparklines by tile, one for each hour."""
+    covered, rest = (series.values for series in day.coverage.series)
+    found, computed = (series.values for series in day.hits.series)
+    return {
+        "coverage": [_share(part, other) for part, other in zip(covered, rest, strict=True)],
+        "hits": [_share(part, other) for part, other in zip(found, computed, strict=True)],
+        "denied": _added(day.denied),
+        "held": [] if day.custody is None else _added(day.custody),
+    }
+
+
+def _share(part: float | None, rest: float | None) -> float | None:
+    return None if part is None or rest is None or not part + rest else part / (part + rest)
+
+
+def _added(chart: TimeChart) -> list[float | None]:
+    columns = zip(*(series.values for series in chart.series), strict=True)
+    return [
+        None if all(value is None for value in column) else sum(value or 0 for value in column) for column in columns
+    ]
 
 
 def _denials(visit: PageRequest) -> list[dict[str, Any]]:

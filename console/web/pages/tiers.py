@@ -10,18 +10,20 @@ from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
+from kvcustody.audit.evidence.copies.transfers import TransferTime, transfers_over_time
 from kvcustody.console.render.charts import Figure, rows
-from kvcustody.console.render.number_format import count, time_text
+from kvcustody.console.render.number_format import time_text
+from kvcustody.console.render.time_chart import Buckets, TimeChart
 from kvcustody.console.tier.wording import lines_of, predicted_text
+from kvcustody.console.web.charts import PagePeriod, from_rows, period_of
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.governance.api.operations import tiers as tiers_api
 from kvcustody.governance.api.operations.tiers import whose
 from kvcustody.governance.observability.serving_summary import TierServing, tier_servings
 from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.problem_details import ProblemError
-from kvcustody.times import DAY_US, SECOND_US
+from kvcustody.times import SECOND_US
 
-_PERIODS = {"24h": 1, "7d": 7, "30d": 30}
 _PAGE = 50
 _SHOWN_MAX = 10
 
@@ -49,9 +51,8 @@ def show(visit: PageRequest) -> Response:
     tenant_name = visit.text("tenant")
     tenant = whose(visit.service, visit.caller, tenant_name)
     visit.record("consoleTiers", tenant=tenant)
-    name = visit.text("period") or "24h"
-    until_us = visit.service.clock.utc_us()
-    since_us = max(0, until_us - _PERIODS.get(name, 1) * DAY_US)
+    chosen = period_of(visit)
+    since_us, until_us = chosen.since_us, chosen.until_us
     tiers = visit.ask(tiers_api.tiers, tenant=tenant_name, since=since_us, until=until_us)["items"]
     summed = [row for tier in tiers for row in tier["transfers"]]
     cursor = visit.text("cursor", 1024)
@@ -62,14 +63,13 @@ def show(visit: PageRequest) -> Response:
         "Tiers",
         tenant=tenant_name or tenant,
         all_tenants=tenant is None or visit.caller.tenant is None,
-        periods=list(_PERIODS),
-        period=name,
+        period=chosen,
         tiers=tiers,
         summed=summed,
         sized=[(row, one) for row in summed for one in row["sizes"]],
         restores=_restores(summed),
         net_us=sum(one["net_us"] for one in tiers),
-        moved=_moved(summed),
+        charts=_over_time(visit, chosen, tenant),
         predicted=_predicted(summed),
         workers=_workers(visit),
         listed=listed,
@@ -99,11 +99,22 @@ def _restores(summed: list[dict[str, Any]]) -> dict[str, Any]:
     return sums | {"saved_us": sum(row["saved_us"] for row in mine), "latency_us": latency}
 
 
-def _moved(summed: list[dict[str, Any]]) -> Figure:
-    """Return stored and restored blocks by tier."""
-    values = [[row["blocks"], 0] if row["action"] == "store" else [0, row["blocks"]] for row in summed]
-    names, notes = [f"{row['tier']}, {row['action']}s" for row in summed], [count(sum(one)) for one in values]
-    return rows("Blocks moved, by tier", names, values, [("stored", 1), ("restored", 2)], notes)
+def _over_time(visit: PageRequest, chosen: PagePeriod, tenant: str | None) -> list[TimeChart]:
+    """Return blocks stored and restored, and the time that restores saved against what stores took."""
+    moved: list[TransferTime] = []
+
+    def read(buckets: Buckets) -> list[tuple[str, int, int]]:
+        with visit.service.reading(tenant) as connection:
+            span = chosen.since_us, chosen.until_us, buckets.width_us
+            moved.extend(transfers_over_time(connection, *span, tenant=tenant))
+        return [(f"{row.action}d", row.at_us, row.blocks) for row in moved]
+
+    blocks = from_rows(chosen, "Blocks moved", "count", ("stored", "restored"), read)
+    names = {"restore": "saved by restores", "store": "spent on stores"}
+    times = [
+        (names[row.action], row.at_us, row.saved_us if row.action == "restore" else row.measured_us) for row in moved
+    ]
+    return [blocks, from_rows(chosen, "Time saved and spent", "duration", names.values(), lambda _: times)]
 
 
 def _predicted(summed: list[dict[str, Any]]) -> Figure:

@@ -164,6 +164,8 @@ HourCoverage = shown(
         "hour_us": 1_780_000_000_000_000,
         "row": CoverageRow("acme", "internal", due=7, covered=7)._asdict(),
         "lag_us_max": 4000,
+        "lag_us_p50": 900,
+        "lag_us_p99": 4000,
     },
     parts={"row": CoverageRows},
 )

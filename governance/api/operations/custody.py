@@ -276,20 +276,23 @@ def covered_by_hour(
     caller: CallerDep,
     desk: DeskDep,
     tenant: Tenant = None,
+    since: Since = None,
+    until: Until = None,
     cursor: CursorText = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
-    """Get deletion coverage of the last 24 hours by hour, tenant and classification, as last judged.
+    """Get deletion coverage of up to 31 days by hour, tenant and classification, as last judged.
 
-    `judged_us` says when, `as_of` over which checkpoint; null before the first time.
+    `judged_us` says when, `as_of` over which checkpoint; null before the first time. Percentiles of lags are at most an
+    eighth too long.
     """
     mine = desk.tenant_of(caller, READ, tenant)
-    binding = CursorBinding("listHourlyCoverage", caller.name, {"tenant": mine})
+    binding = CursorBinding("listHourlyCoverage", caller.name, {"tenant": mine, "since": since, "until": until})
     position = desk.cursors.read(binding, cursor)
     after = None if position is None else (int(position[0]), str(position[1]), str(position[2]))
     with desk.reading(mine) as connection:
         state = judged_state(connection)
-        hours = by_hour(connection, tenant=mine, after=after, limit=limit + 1)
+        hours = by_hour(connection, tenant=mine, after=after, limit=limit + 1, since_us=since or 0, until_us=until)
     following = None
     if len(hours) > limit:
         last = hours[limit - 1]

@@ -35,6 +35,8 @@ def test_the_overview_reads_figures(world: World, who: str) -> None:
             page = client.get("/console/").text
             figures, heard[:] = list(heard), []
             assert client.get("/console/deletion").status_code == 200
+            judged, heard[:] = list(heard), []
+            assert client.get("/console/deletion?recount=1").status_code == 200
         finally:
             event.remove(service.reader, "before_cursor_execute", hear)
 
@@ -44,6 +46,7 @@ def test_the_overview_reads_figures(world: World, who: str) -> None:
 
     assert re.search(r"deletion coverage, last 24 hours, judged .+ ago", page) and "acme" in page
     assert any("counters" in statement for statement in figures) and not asked(figures)
+    assert any("coverage_hours" in statement for statement in judged) and not asked(judged)
     assert asked(heard) >= {"custody_ends", "releases"}  # control: the page that computes is heard
 
 

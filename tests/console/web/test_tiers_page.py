@@ -78,7 +78,7 @@ def test_every_figure_is_what_the_governor_decided(
         outcomes = [str(sum(one.outcome == name for one in moved)) for name in ("partial", "failed")]
         assert row[9:11] == outcomes
     assert f"{len(decided.of('restore', reason='slower'))} slower" in rows["restore"][11]
-    assert page.count("<figure") == 2 and "restored" in page
+    assert page.count("<figure") == 3 and "restored" in page
     [copies] = rows_of(page, "Copies by tier, of all time")
     assert copies[0] == "host" and int(copies[1].replace(",", "")) > 0
     assert len(rows_of(page, "Decisions about moving copies")) == 50 and 'rel="next"' in page

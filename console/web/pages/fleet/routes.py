@@ -6,14 +6,16 @@ from typing import Any
 
 from starlette.responses import Response
 
+from kvcustody.audit.evidence.routes.route_receipts import tokens_over_time
 from kvcustody.console.render.charts import Figure, rows
 from kvcustody.console.render.number_format import count
+from kvcustody.console.render.time_chart import Buckets, TimeChart
 from kvcustody.console.routes.print_routes import decimal, kept, percent
+from kvcustody.console.web.charts import PagePeriod, from_rows, period_of
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.governance.api.operations.routing import route_receipts as routes_api
-from kvcustody.times import DAY_US
+from kvcustody.governance.service.access.roles import Permission
 
-_PERIODS = {"1h": 1 / 24, "24h": 1, "7d": 7}
 _PAGE = 50
 _SHOWN_MAX = 64  # workers in the map
 
@@ -21,9 +23,8 @@ _SHOWN_MAX = 64  # workers in the map
 def show(visit: PageRequest) -> Response:
     """Return a period's measures, the map of workers, tenants, and the findings one by one."""
     tenant_name = visit.text("tenant")
-    name = visit.text("period") or "24h"
-    until_us = visit.number("until") or visit.service.clock.utc_us()  # cursors are of one period
-    since_us = max(0, until_us - round(_PERIODS.get(name, 1) * DAY_US))
+    chosen = period_of(visit)  # its end stands in links to further pages: cursors are of one period
+    since_us, until_us = chosen.since_us, chosen.until_us
     asked: dict[str, Any] = {"tenant": tenant_name, "since": since_us, "until": until_us}
     measures = visit.ask(routes_api.summary, **asked)
     cursor = visit.text("cursor", 1024)
@@ -34,8 +35,7 @@ def show(visit: PageRequest) -> Response:
         "operate/routes.html",
         "Routes",
         tenant=tenant_name,
-        periods=list(_PERIODS),
-        period=name,
+        period=chosen,
         measures=measures,
         tiles=(
             (percent(measures["locality"]), "locality"),
@@ -45,6 +45,7 @@ def show(visit: PageRequest) -> Response:
             (decimal(measures["imbalance"]), "imbalance"),
             (kept(measures), "promised tokens found"),
         ),
+        chart=_over_time(visit, chosen, tenant_name),
         map=_map(measures["workers"]),
         percent=percent,
         decimal=decimal,
@@ -53,6 +54,25 @@ def show(visit: PageRequest) -> Response:
         receipts=None if receipts is None else receipts["items"],
         receipts_next=None if receipts is None else receipts["next"],
     )
+
+
+def _over_time(visit: PageRequest, chosen: PagePeriod, tenant_name: str | None) -> TimeChart:
+    """Return the prompt tokens that requests with a receipt found at their workers, and those they computed."""
+    tenant = visit.service.tenant_of(visit.caller, Permission.READ_OPERATIONS, tenant_name)
+
+    def read(buckets: Buckets) -> list[tuple[str, int, int]]:
+        with visit.service.reading(tenant) as connection:
+            span = chosen.since_us, chosen.until_us, buckets.width_us
+            return [
+                part
+                for row in tokens_over_time(connection, *span, tenant=tenant)
+                for part in (
+                    ("found", row.at_us, row.found_tokens),
+                    ("computed", row.at_us, row.prompt_tokens - row.found_tokens),
+                )
+            ]
+
+    return from_rows(chosen, "Prompt tokens at workers", "count", ("found", "computed"), read)
 
 
 def _map(workers: list[dict[str, Any]]) -> Figure:

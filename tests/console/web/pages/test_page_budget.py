@@ -1,0 +1,80 @@
+"""What a page reads does not grow with the ledger: the database's work is counted, and never a clock."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import event
+
+from kvcustody.audit.evidence.counters.judge_hours import judge
+from kvcustody.audit.evidence.processes.sequence_gaps import keep_spans
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.console.web.pages import custody as custody_page
+from standins.console.web_world import World, running
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "benchmarks" / "pages"))
+
+from console_ledger import fill
+
+PAGES = ("/", "/decisions", "/custody", "/deletion", "/audit", "/health", "/erasures", "/cases", "/reports")
+CONTROL = "/deletion?recount=1"
+SIZES = (800, 8_000)
+STEPS = 100  # of SQLite's machine, counted together
+
+
+def work_of(world: World) -> dict[str, tuple[int, int]]:
+    """Return by page: the statements, and hundreds of steps of the database's machine."""
+    counts = Counter[str]()
+
+    def step() -> int:
+        counts["steps"] += 1
+        return 0
+
+    def hear(connection: Any, _cursor: Any, *_: Any) -> None:
+        counts["statements"] += 1
+        connection.connection.dbapi_connection.set_progress_handler(step, STEPS)
+
+    reader = world.service.reader
+    event.listen(reader, "before_cursor_execute", hear)
+    works = {}
+    try:
+        with httpx.Client(base_url=world.url, timeout=60) as client:
+            assert client.post("/console/login", data={"key": world.keys["auditor"]}).status_code == 303
+            for page in (*PAGES, CONTROL):
+                assert client.get(f"/console{page}").status_code == 200  # what is kept of the first is not counted
+                counts.clear()
+                assert client.get(f"/console{page}").status_code == 200
+                works[page] = (counts["statements"], counts["steps"])
+    finally:
+        event.remove(reader, "before_cursor_execute", hear)
+    return works
+
+
+def test_no_page_reads_more_of_a_larger_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(custody_page, "_READ_MAX", 100)
+    monkeypatch.setattr(custody_page, "_OF_PROCESS_MIN", 100)
+    works = []
+    for size in SIZES:
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        with running(folder) as world:
+            service = world.service
+            service.figures.close()
+            engine = open_store(folder / "ledger.db", timeout_seconds=60)
+            fill(engine, folder, leaves=size, tenants=4, until_us=service.clock.utc_us(), days=1)
+            engine.dispose()
+            assert service.writer.seal()
+            judge(service.reader, service.engine, now_us=service.clock.utc_us())
+            keep_spans(service.engine)  # as the keeper of figures does every 30 seconds
+            works.append(work_of(world))
+    small, large = works
+    for page in PAGES:
+        statements, steps = large[page]
+        assert statements <= small[page][0] + 2, (page, small[page], large[page])
+        assert steps <= 1.6 * small[page][1] + 60, (page, small[page], large[page])
+    assert large[CONTROL][1] > 4 * small[CONTROL][1]  # control: what reads evidence is heard
