@@ -107,7 +107,10 @@ class ReplayAnswers(NamedTuple):
             need = f"{pool.advised:,} blocks would have kept what was evicted and computed again"
         else:
             need = f"these {pool.blocks:,} blocks are enough: nothing was evicted and then computed again"
-        return f"{need}; at most {pool.most_used:,} were in use or cached, and {pool.everything:,} hold everything"
+        return (
+            f"{need}. At most {several(pool.most_used, 'block')} held something; "
+            f"{several(pool.everything, 'block')} would hold everything"
+        )
 
     def _ledger(self) -> str:
         ledger = self.ledger
@@ -117,8 +120,9 @@ class ReplayAnswers(NamedTuple):
         rough = (
             f" (rough: measured from {several(ledger.requests, 'request')})" if ledger.requests < _ROUGH_BELOW else ""
         )
+        average = ledger.leaves / ledger.requests
         return (
-            f"{ledger.leaves / ledger.requests:.1f} leaves and {disk:,.0f} bytes on disk a request; "
+            f"a request leaves {average:.1f} records on average, and takes {_size_text(disk)} on disk; "
             f"{_size_text(disk * self.requests_per_day)} a day at this trace's rate, "
             f"{self.requests_per_day:,.0f} requests a day{rough}"
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,12 @@ FINDABLE = {
 }
 
 
+@pytest.fixture
+def garden(store: Engine, tmp_path: Path) -> Iterator[Garden]:
+    with closing(Garden(store, tmp_path, 3)) as garden:
+        yield garden
+
+
 def online(garden: Garden | Histories, work: int) -> OnlineScan:
     running = garden.governor.running
     manager = garden.governor.managers[0]
@@ -30,8 +38,7 @@ def online(garden: Garden | Histories, work: int) -> OnlineScan:
 
 
 @pytest.mark.parametrize("name", FINDABLE)
-def test_what_is_planted_is_found_while_the_process_serves(store: Engine, tmp_path: Path, name: str) -> None:
-    garden = Garden(store, tmp_path, 3)
+def test_what_is_planted_is_found_while_the_process_serves(garden: Garden, name: str) -> None:
     garden.quiet()
     scan = online(garden, 100)
     planted = garden.plants[name]()
@@ -74,8 +81,7 @@ def test_no_finding_in_a_million_operations() -> None:
         clean(500_000, scope)
 
 
-def test_a_governor_records_what_its_slices_find(store: Engine, tmp_path: Path) -> None:
-    garden = Garden(store, tmp_path, 3)
+def test_a_governor_records_what_its_slices_find(garden: Garden, store: Engine) -> None:
     garden.quiet()
     garden.governor.scan_online()
     garden.leaked_hold()

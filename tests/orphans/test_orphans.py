@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -45,8 +47,9 @@ def plant(garden: Garden, name: str) -> Counter[str]:
 
 
 @pytest.fixture
-def garden(store: Engine, tmp_path: Path) -> Garden:
-    return Garden(store, tmp_path, 5)
+def garden(store: Engine, tmp_path: Path) -> Iterator[Garden]:
+    with closing(Garden(store, tmp_path, 5)) as garden:
+        yield garden
 
 
 def test_every_class_is_planted_found_and_recovered(garden: Garden, store: Engine) -> None:
@@ -122,8 +125,8 @@ def many(garden: Garden) -> Counter[str]:
 
 
 @pytest.mark.soak
-def test_ten_thousand_orphans(store: Engine, tmp_path: Path) -> None:
-    garden, detected = Garden(store, tmp_path, 9), Counter[str]()
+def test_ten_thousand_orphans(garden: Garden) -> None:
+    detected = Counter[str]()
     while detected.total() < 10_000:
         detected += many(garden)
         for name in garden.plants:

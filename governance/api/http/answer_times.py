@@ -24,7 +24,7 @@ from kvcustody.times import iso
 MOMENTS = frozenset({
     "absolute_us", "answered_us", "at_us", "behind_since_us", "changed_us", "created_us", "deadline_us", "delivered_us",
     "disabled_us", "due_us", "ended_us", "enrolled_us", "epoch_behind_since_us", "epoch_since_us",
-    "expires_us", "failing_since_us", "failing_us", "first_use_us", "from_us", "heard_us",
+    "expires_us", "failing_since_us", "failing_us", "first_us", "first_use_us", "from_us", "heard_us",
     "hold_us", "hour_us", "issued_us", "judged_us", "last_us", "measured_since_us", "made_us",
     "next_us", "not_after_us", "not_before_us", "now_us", "opened_us", "pending_until_us", "received_us",
     "released_us", "revoked_us",

@@ -22,6 +22,7 @@ import orjson
 from kvcustody.errors import IdentityError, TraceError
 from kvcustody.governance.identity.principal import check_identifier
 from kvcustody.lab.replay.traces.model import Key, LineFields, TraceRequest, trace_error
+from kvcustody.plurals import several
 
 SENDER_ROLES: Final = ("tenant", "session", "subject")
 ROWS_OUT_OF_ORDER_MAX: Final = 10_000
@@ -199,7 +200,7 @@ def in_time_order(
     last_us = 0
     for number, request in requests:
         if first_us is not None and request.at_us < last_us:
-            fix = f"sort the file by time: a row may be {ROWS_OUT_OF_ORDER_MAX:,} rows late at most"
+            fix = f"sort the file by time: a row may come at most {several(ROWS_OUT_OF_ORDER_MAX, 'row')} late"
             late = (last_us - request.at_us) / 1e6
             refuse(
                 trace_error(path, number, "", f"{late:g} s too late", expected="expected rows in time order", fix=fix)

@@ -33,6 +33,7 @@ EXEMPT = {
     ): "a size: whether a process of its own is worth its start",
     ("audit/evidence/copies/transfers.py", "_in_own_log"): CONDITION,
     ("audit/evidence/copies/transfers.py", "has_tiers"): "whether a page shows the section",
+    ("audit/evidence/query/live_residencies.py", "_requests_of"): "which requests a page looks through",
     ("audit/exports/ledger_source.py", "leaves"): PLACES,
     ("audit/exports/ledger_source.py", "span"): PLACES,
     ("audit/exports/ledger_source.py", "_purged_below"): PLACES,

@@ -91,6 +91,10 @@ class Garden:
     def _chosen(self, event: Event) -> bool:
         return isinstance(event, self.dropping)
 
+    def close(self) -> None:
+        """End the writer's thread; what was planted stays."""
+        self.world.writer.close(5.0)
+
     def quiet(self) -> None:
         """Some running requests, some cache, nothing on its way; and copies that are not due."""
         self.copies.expire()
