@@ -1,7 +1,6 @@
 """Obligations for a block: how long it may exist, how it ends, where it may go, and its evidence.
 
-1. Where several sources apply, the strictest value of each part holds. `combine` is commutative, associative and
-   idempotent.
+1. `combine` is commutative, associative and idempotent. Where several sources apply, it takes:
    - the shortest time;
    - the strictest scrub, verification and integrity check;
    - the intersection of tiers, and of the places of a remote store;
