@@ -7,19 +7,19 @@
     tier.erase(erasure, selector, before_us)
 
 1. An object ends where its chain's depth is a multiple of `object_blocks`, or with its run, so that whoever has the
-   keys of a prompt can name what may be there. It is opened with what the reader expects: nothing that a store says.
-   Of two that end alike the one that begins sooner is kept.
+   keys of a prompt can name what may be there. It is opened with what the reader expects: nothing that a store says. Of
+   two that end alike the one that begins sooner is kept.
 2. A copy is due when what held its blocks on the device would have let them go, or at the tier's own `absolute`, where
-   that is sooner. What is restored from it lives no longer than its ceiling: no way through a tier prolongs anything.
-   A copy that is due when its load has arrived did not come.
+   that is sooner. What is restored from it lives no longer than its ceiling: no way through a tier prolongs anything. A
+   copy that is due when its load has arrived did not come.
 3. Nothing is found any more from the moment its end is decided; then its key goes, where it is its own; then its bytes.
    An erasure of a subject ends the key of the tenant's wider domains with it. What the store could not delete is asked
    for again, and waits until then.
 4. A store that fails, is full, or lies gives misses, and so does a key that is destroyed. What does not open is ended.
-5. Of what an earlier process left, the index is made again from facts that were sealed with it; what is overdue, is of
-   another layout, or whose tenant is not known any more ends. Whose it is shows when its domain first asks. Where that
-   process died, or left it to this one as its heir (`heirs`), only an heir takes copies over, and only those that
-   policy lets it restore.
+5. For objects that an earlier process left, the index is rebuilt from facts that were sealed with them. An object ends
+   if it is overdue, has another layout, or its tenant is no longer known. Its owner is known when its domain first
+   asks. Where that process died, or left the objects to this one as its heir (`heirs`), only an heir takes copies over.
+   It takes only those that policy lets it restore.
 6. A tenant never has more than its share's cap; where there is no room, whoever is furthest over its share gives way.
    What leaves for that goes to the tier below, where there is one, as it is sealed.
 7. `take_events` says what began and ended since the last call, each with its cause.

@@ -4,7 +4,7 @@
    recorded as `observed-…` and count in no coverage. A removal is only the engine's statement that a block left its
    index. It is never evidence that memory was overwritten.
 2. An observed residency is one chain: a block stored without a known parent, and everything stored after it. The
-   policy's absolute limit runs from the root, as in governed custody; A residency is `overdue` exactly when its limit
+   policy's absolute limit runs from the root, as in governed custody. A residency is `overdue` exactly when its limit
    has passed and the engine has not reported that the blocks left. Uses are rarely in the stream, so idle time is
    reported as "no use seen".
 3. A tenant comes from the salt, by a mapping that the operator gives. It comes from the scope of a stream of ours if
