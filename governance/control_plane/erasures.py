@@ -5,11 +5,11 @@
 2. The control plane holds the request open until there is something new, so an erasure arrives at once.
 3. Where the control plane is unreachable at the start, there is nothing to carry out yet: a process begins with zeroed
    blocks.
-4. Three more kinds of order come with the same answer.
+4. Three more kinds of order come with the same answer. The answer is given at once if it has an order on keys or on
+   enforcement that the worker has not named.
    - Orders on keys.
    - The enforcement order. A worker that has received none enforces for everybody.
-   - Restrictions of processing: always all that are in force, so one that is not among them is lifted. The answer is
-     given at once if it has an order on keys or on enforcement that the worker has not named.
+   - Restrictions of processing: always all that are in force, so one that is not among them is lifted.
 5. Restrictions are kept in a file, which is written as they are received, because copies in a file tier outlive a
    process. Where the control plane is unreachable at the start, the last ones received hold until it sends others. A
    worker whose file cannot be read does not start.

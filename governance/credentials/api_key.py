@@ -1,12 +1,12 @@
 """The form of an API key, its digest, and a verification that costs almost nothing, whether or not a key works.
 
-1. The form is `<mark>_<prefix>_<secret>_<checksum>`:
+1. Only a BLAKE2b digest of the whole key is stored. Nobody can try so many keys, so an expensive digest would only slow
+   down those who verify. A file of keys has a random salt, under which its digests are made. The form is
+   `<mark>_<prefix>_<secret>_<checksum>`:
    - the mark names the kind of key: `kvcs` for the service, `kvce` for an engine;
    - the prefix is 12 hexadecimal digits to find it by;
    - the secret is 256 random bits;
-   - the checksum is a CRC-32 that scanners of source code can check offline. Only a BLAKE2b digest of the whole is
-     stored. Nobody can try so many keys, so an expensive digest would only slow down those who verify. A file of keys
-     has a random salt, under which its digests are made.
+   - the checksum is a CRC-32 that scanners of source code can check offline.
 2. A well-formed key that is unknown costs one comparison of digests, as a known one with a wrong secret does.
 3. The stored digest of a key that was made with another key, or in a session, names its origin in its parameters:
    `$blake2b$from=<prefix>$in=<digest of the session>$...`.
