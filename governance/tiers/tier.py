@@ -13,8 +13,8 @@
    `absolute` if that is sooner. Blocks restored from it live no longer than its ceiling: no way through a tier prolongs
    anything. A copy that is due when its load has arrived counts as not loaded.
 3. A copy is not found any more from the moment its end is decided. Then its key is destroyed, if the key is its own,
-   and then its bytes. An erasure of a subject ends the key of the tenant's wider domains too. Objects that the store
-   could not delete are kept on a list, and the deletion is tried again.
+   and then its bytes. An erasure of a subject ends the key of the tenant's wider domains too. If the store could not
+   delete an object, the deletion stays pending and is tried again.
 4. A store that fails, is full, or returns wrong data gives misses, and so does a destroyed key. An object that does not
    open is ended.
 5. For objects that an earlier process left, the index is rebuilt from facts that were sealed with them. An object ends
