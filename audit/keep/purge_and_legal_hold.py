@@ -9,9 +9,9 @@
 3. `RetentionPurged` names range, checkpoint, export and two different people, and is committed first. After a crash the
    same request finishes the purge.
 4. Dropped leaves count in no figure (`counters`) and have no row.
-5. A process without memory and without residencies (a killed command's, a control plane's) never delays a purge,
-   because no later leaf decides anything about its records. A process that was closed for its silence keeps its leaves
-   for the same time again. Records that it may still hand in are judged by them.
+5. A process without memory and without residencies (a killed command's, a control plane's) never delays a purge. No
+   later leaf decides anything about its records. A process that was closed for its silence keeps its leaves for the
+   same time again. Records that it may still hand in are judged by them.
 6. The age of a leaf and the end of a process are the stated times, bounded by the signatures before and after
    (`stated_times`): a wrong clock neither stops a purge nor hastens one.
 7. The complete sequences are recorded before any of their leaves is dropped. So dropped leaves are not mistaken for
