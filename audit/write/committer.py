@@ -93,8 +93,8 @@ class Committer:
     ) -> int:
         """Commit a batch and return how many of its leaves were new; raises the database's errors.
 
-        Those in `rest` are part of the same transaction, and so are the new `names` of the directory, and those in
-        `given`, which may be there already.
+        The batches in `rest` are part of the same transaction. So are the new `names` of the directory, and those in
+        `given`, which may exist already.
         """
         added = self._written(
             names,

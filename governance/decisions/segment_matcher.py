@@ -82,9 +82,8 @@ class _Group(NamedTuple):
 class SegmentMatcher:
     """The candidates of one (reader, policy revision, model), primed once and searched per request.
 
-    Build it anew when the policy or an owner's key epochs change. Every readable epoch of an owner is tried,
-    so that a segment keeps matching through a rotation until the epoch that it was declared under is
-    destroyed.
+    Build it anew when the policy or an owner's key epochs change. Every readable epoch of an owner is tried. So a
+    segment keeps matching through a rotation, until the epoch that it was declared under is destroyed.
     """
 
     def __init__(self, keyring: Keyring, candidates: Iterable[Candidate], *, model: bytes, block_tokens: int) -> None:

@@ -50,8 +50,8 @@ Answer = TypeVar("Answer")
 class KeyService(Protocol):
     """Keys by name, shared by several processes. Each call ends within the service's own deadline.
 
-    Each raises `KeyServiceUnavailable` where the service does not answer or refuses this process, and `KeyringError`
-    for a key that is destroyed or a wrap that does not open.
+    Each raises `KeyServiceUnavailable` where the service does not answer or refuses this process. Each raises
+    `KeyringError` for a destroyed key or a wrap that does not open.
     """
 
     @property

@@ -131,9 +131,9 @@ def create_months(connection: Connection, table: str) -> None:
 def fold_month(engine: Engine, month: MonthPartition) -> bool:
     """Move the rest of the oldest month into `first`, and drop its tables; return whether that was done.
 
-    The tables are locked for that moment (writers wait at their next insert, for less than they would spill for), and
-    what is in `first` is read: it is for months of which little is left. Where somebody reads for longer, or it takes
-    too long, nothing is done.
+    The tables are locked meanwhile: writers wait at their next insert, for less time than makes them spill. The rows in
+    `first` are read, so this is for months with few remaining rows. If somebody reads for longer, or it takes too long,
+    nothing is done.
     """
     try:
         with engine.connect().execution_options(**WRITE) as connection, connection.begin():

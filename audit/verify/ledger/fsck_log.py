@@ -474,8 +474,8 @@ def check_node_rows(
 ) -> list[FsckFinding]:
     """Check the number of nodes at each level for a log of this size; `kept` are of level 0.
 
-    A tree that grew before there were half levels has them from some node on, and from there each of them, but for
-    those inside `dropped` tiles.
+    A tree that grew before there were half levels has them only from some node on. From there it has each of them,
+    except those inside `dropped` tiles.
     """
     problems = []
     column = tree_nodes.c

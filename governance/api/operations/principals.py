@@ -239,10 +239,9 @@ def own_keys(caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
 def rotate_own_key(caller: CallerDep, service: ServiceDep, wire: WireDep, how: RotationModel) -> dict[str, Any]:
     """Issue a new key for yourself; your other keys end after the overlap.
 
-    It is bound to the client certificate that the key you ask with is bound to; with `bind`, to the one of this
-    connection. It is revoked with the key you ask with. Asked for in a session, it also expires no later than the key
-    that the session was begun with, or than a session of no key: only an administrator gives, or keeps, a key that
-    outlives it.
+    It is bound to the same client certificate as the key you use; with `bind`, to the one of this connection. It is
+    revoked with the key you use. In a session, it also expires no later than the key that the session began with, or
+    than a session without a key. Only an administrator can issue, or keep, a key that outlives it.
     """
     _enrolled(caller.by)
     book, presented = service.principals, wire.certificate
