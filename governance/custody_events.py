@@ -5,7 +5,7 @@
 - Every block handed out appears once as written, once as ended, and once per shard in a receipt. It appears as written
   at admission, or at release if it was added later.
 - Building an event costs a tuple; runs are gathered on the writer's thread.
-- A launch that covers several owners is one receipt per owner, so that each tenant's log is complete by itself.
+- A launch that covers several owners gives one receipt per owner, so that each tenant's log is complete.
 """
 
 from __future__ import annotations

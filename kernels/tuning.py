@@ -7,8 +7,8 @@ memory, because an engine has given nearly all of it to the cache by then. So it
 the blocks it measures on are zero afterwards. Answers are kept by device name, geometry and versions, so another driver
 or torch version is measured again.
 
-- A file that cannot be read, or is of another version, is measured again; it never changes what is written, only how
-  fast.
+- If the file cannot be read, or has another version, the device is measured again. The file never changes what is
+  written, only how fast.
 - Only CUDA and ROCm devices are tuned: on the host there is one way.
 """
 

@@ -13,7 +13,7 @@
    later leaf decides anything about its records. A process that was closed for its silence keeps its leaves for the
    same time again. Records that it may still hand in are judged by them.
 6. The age of a leaf and the end of a process are the stated times, bounded by the signatures before and after
-   (`stated_times`): a wrong clock neither stops a purge nor hastens one.
+   (`stated_times`). So a wrong clock neither stops nor hastens a purge.
 7. The complete sequences are recorded before any of their leaves is dropped. So dropped leaves are not mistaken for
    lost ones.
 8. An active legal hold on a tenant keeps that tenant's log whole; a hold on everything keeps all logs. The transaction

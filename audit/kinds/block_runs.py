@@ -9,8 +9,8 @@
 4. Within one incarnation and one pool a generation identifies one block, so a set of generations is a set of custodies.
 
 Encoded form: `[generation, deltas, counts]`, with the pool appended when it is not 0. `deltas` are the differences of
-successive indices (the first from 0), run-length coded by `counts`; empty `counts` means that every count is 1, which
-is how scattered blocks avoid paying for counts they do not use.
+successive indices (the first from 0), run-length coded by `counts`. Empty `counts` means that every count is 1, so
+scattered blocks take no space for counts.
 
 Two shorter forms are for all blocks of one pool together. Their generations are `[pool, first, count, gap, count, …]`,
 ascending; each gap counts from the end of the previous run. *Named* is that list and nothing more, for blocks that an

@@ -14,7 +14,8 @@ What is checked, in this order:
      is signed by both keys and is a leaf of the system log. It names a tree that is the beginning of the signed one. A
      key that was handed over signs nothing later. The checkpoint states the root of the root log.
   2. Each sub-log's head opens a leaf of the root log that the checkpoint covers.
-  3. The leaves give that head: hashed as RFC 6962 says, they lead to its root, none changed, missing, added or moved.
+  3. The leaves give that head: hashed according to RFC 6962, they lead to its root, none changed, missing, added or
+     moved.
   4. Every file has the digest and the size that the manifest states. Each leaf names the log that it is in. The folder
      holds only the manifest's files: a stray log, tile, folder or link is refused.
   5. If the export is of the whole ledger, every leaf of the root log opens to a head that the leaves give. So no

@@ -7,8 +7,8 @@
    `LedgerUnavailable` within its deadline, and a `Withdrawn` leaf accounts for the sequence. While the sink has not
    answered for longer than that, it raises at once and queues nothing. So a caller waits only once.
 4. When the sink fails, or the queue is longer than its capacity, class B goes to the spill and is replayed exactly
-   once. When the spill is full too, `admitting` turns False; events then wait in memory up to twice the capacity, and
-   beyond that a `GapRecorded` leaf says which sequences are missing.
+   once. When the spill is full too, `admitting` turns False. Events then wait in memory up to twice the capacity.
+   Beyond that, a `GapRecorded` leaf names the missing sequences.
 5. Recording never blocks scrubbing: no call here waits for the sink except `submit_durable`, `flush`, `issuers` and
    `close`.
 6. At start, spills are replayed and the custody of this worker's dead incarnations is closed as unproven; where the

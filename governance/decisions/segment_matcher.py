@@ -5,7 +5,7 @@
 - The digest covers the whole blocks that end at least 8 tokens before the declared text ends. The margin is needed
   because a tokenizer may merge across the text's end.
 - The key derives from the owner's epoch secret, the model and the block size. So a digest reveals nothing about the
-  text, and becomes useless with the epoch.
+  text, and ends with the epoch.
 - At most 16 candidates are searched; one short hash of the first block decides whether any could match.
 
 A policy stores a segment as its declared token count and 64 hex digits: 16 of the first block's digest, then 48 of the

@@ -1,4 +1,4 @@
-"""The engine port: what the adapter of an engine that allocates by itself reports, and what it gets back.
+"""The engine port: what the adapter of an engine with its own allocator reports, and what it gets back.
 
 The engine keeps its allocator and its index. It reports which blocks it handed out, attached, published and released,
 by index; the port answers with keys, decisions and orders to evict, abort or withhold (`EngineControl`):
@@ -19,14 +19,14 @@ Where its workers can sum blocks (`can_sum`), a policy may ask for `integrity`, 
 docs/build/engine-port.md has a complete example.
 
 - A request without a valid identity reads nothing, publishes nothing and holds nothing; its blocks are in custody.
-- Keys are made here, of the request's own, granted and segment domains, and nowhere else; a request whose reuse is
-  denied has keys that no other request can compute.
-- What is due has ended before any look-up answers, and attach is checked again, block by block.
+- Keys of the request's own, granted and segment domains are made only here. A request whose reuse is denied has keys
+  that no other request can compute.
+- Due blocks have ended before any look-up answers, and attach is checked again, block by block.
 - Every block that is not zero is in the scrub order of the step that first writes to it.
-- An adapter may report late what costs time, if it says so (`defer_calls`): the port then asks for it before it decides
-  or ends anything.
+- An adapter may make costly reports late, if it declares that (`defer_calls`). The port then asks for them before it
+  decides or ends anything.
 - Reporting something twice changes nothing; reporting something impossible raises `IsolationError`.
-- A residency is on record before its end, and before anything that it gives back while it runs.
+- A residency is recorded before its end, and before anything that it gives back while it runs.
 """
 
 from __future__ import annotations

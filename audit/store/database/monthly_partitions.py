@@ -3,11 +3,10 @@
 1. A leaf lies in the UTC month of its `at_us`, and its rows lie in the same month of their tables. Each table has the
    same months. Rows outside all months lie in the `rest`, so none is refused for its time. `first` holds what is older
    than the oldest month: the remainder of months that retention dropped (`fold_month`).
-2. A unique index of a partitioned table has to contain the time, so it no longer keeps (log, idx) by itself. The
-   trigger `places` does so for leaves, and keeps each log gapless too. An insert must begin at the `logs.size` of each
-   log that it touches, without a gap or a duplicate. It moves that size, whose row stays locked until the commit. A row
-   of a projection is written with its leaf and has its time. Because (log, idx) is given only once, so is (log, idx,
-   item).
+2. A unique index of a partitioned table has to contain the time, so it no longer keeps (log, idx) unique. The trigger
+   `places` does so for leaves, and keeps each log gapless too. An insert must begin at the `logs.size` of each log that
+   it touches, without a gap or a duplicate. It moves that size, whose row stays locked until the commit. A row of a
+   projection is written with its leaf and has its time. Because (log, idx) is given only once, so is (log, idx, item).
 3. (incarnation, sequence, part, log) and `at_us` come with the leaf's bytes. So a replayed leaf meets its own month and
    key. `fsck` finds two different leaves of one name, and two openings of one residency.
 4. Months are made in advance and attached. This waits for no writer, and no writer waits for it.

@@ -9,11 +9,11 @@
    - In `unsealed_heads` each commit records the size to which it brought a sub-log. Sealing deletes what the new
      checkpoint covers. `newest_us` is the time of the newest leaf that the commit added to the sub-log, and `grown_us`
      the time of the commit.
-3. `tree_nodes` holds the hashes of tile level 1 and above, one a row: hash `idx` of `level` is the root of the leaves
-   `idx * 256**level` up to `(idx + 1) * 256**level`. Levels from 16 on are half levels (`merkle.Grown`): a proof reads
-   16 of them instead of hashing 256 below, as it does where they are absent. Level 0 is hashed again from the leaves.
-   If retention dropped some of a tile's leaves, their hashes are here as level 0. If it dropped the whole tile, neither
-   those hashes nor its half level are here. The root log has the log id 0.
+3. `tree_nodes` holds the hashes of tile level 1 and above, one for each row. Hash `idx` of `level` is the root of the
+   leaves `idx * 256**level` up to `(idx + 1) * 256**level`. Levels from 16 on are half levels (`merkle.Grown`): a proof
+   reads 16 of them instead of hashing 256 below, as it does where they are absent. Level 0 is hashed again from the
+   leaves. If retention dropped some of a tile's leaves, their hashes are here as level 0. If it dropped the whole tile,
+   neither those hashes nor its half level are here. The root log has the log id 0.
 4. A root leaf's columns open it: name by `log`, size, root and salt give the commitment.
 """
 

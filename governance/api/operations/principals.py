@@ -1,11 +1,11 @@
 """Operations on principals: list them and their keys, disable them, refuse their keys.
 
-1. They take away: whoever was disabled is let back in, and given a key, with the bootstrap key alone. One thing they
-   give: a key that somebody else made for itself is kept beyond the key that it was made with (`keepKey`).
-2. An unknown principal, an unknown key and another principal's key are one answer.
-3. The last who manages keys is ended where the request says that it means so, and not else.
+1. They only take away access: only the bootstrap key can enable a disabled principal again and issue it a key. There is
+   one exception: a principal's key can be kept beyond the key that it was made with (`keepKey`).
+2. An unknown principal, an unknown key and another principal's key get the same answer.
+3. The last principal who manages keys is ended only if the request confirms it.
 
-Operations of the bootstrap key: enrol principals, give them keys, let them back in. Nothing else is open to it.
+Operations of the bootstrap key: enrol principals, issue keys to them, enable them again. It permits nothing else.
 
 Operations on oneself: who am I, my keys, my session, which version.
 """

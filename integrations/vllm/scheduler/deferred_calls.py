@@ -19,8 +19,8 @@ or to end; then the port itself calls back through `defer_calls`. The stages of 
 2. `allocated_blocks` counts hand-outs where vLLM makes them, `reported_blocks` those that the port heard of. They are
    equal after each step, whatever happened: a hand-out without a request is an error, not a gap. Inside an allocation
    some blocks are in no table yet; `flush_unchecked` reports what it can.
-3. An attach is decided on what the port knows. Calls that it has not received can only make it refuse. Only ends may
-   also have taken indexed blocks with them; such ends are reported first (`keeps_until_us`).
+3. An attach is decided on what the port knows. Calls that it has not received can only make it refuse, with one
+   exception: ends that may have taken indexed blocks with them. Those are reported first (`keeps_until_us`).
 4. Every call carries the instant and the fence of its event, so making it later moves no deadline.
 5. Blocks that a step fills enter vLLM's index when the step has left, under keys made then. They enter earlier where
    they could be missed: before a look-up in their domain, before their request gives them back, and before anything
