@@ -4,10 +4,10 @@
    names that exist.
 2. A ledger file that was deleted or replaced under an open connection would lose commits, so it raises
    `StoreGoneError`.
-3. After a certain number of deltas of figures, a separate transaction folds them (`fold`), unless another process does
-   so. Its failure changes no figure, and fails no write.
-4. A ledger writer uses it as a sink: errors of a statement are refused, and errors of the database are `SinkAwayError`.
-   The writer closes dead predecessors.
+3. After `DELTAS_MAX` deltas of figures, a separate transaction folds them (`fold`), unless other code is responsible
+   for it (`folds`). Its failure changes no figure, and fails no write.
+4. A ledger writer uses it as a sink. Data that makes a statement fail is refused; a failure of the database raises
+   `SinkAwayError`. The writer closes dead predecessors.
 5. In a replay, only data that the database itself rejects as wrong is refused, because durable events are not given up
    for less.
 """

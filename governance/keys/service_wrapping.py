@@ -8,8 +8,9 @@
    once for all of them, and once for each epoch that it uses.
 3. Names of keys in the service are digests of the deployment's root, owner and epoch. So a list of them reveals no
    tenant, and two deployments share no key.
-4. A service that did not answer is not asked again for `_PAUSE_SECONDS`, and for `_PAUSE_TIMES` the time spent waiting
-   for it. Calls fail at once meanwhile. A hanging service holds an engine up for at most a fifth of the time.
+4. A service that did not answer is not asked again for `_PAUSE_SECONDS`, or for `_PAUSE_TIMES` the time spent waiting
+   for it if that is longer. Calls fail at once meanwhile. A hanging service holds an engine up for at most a fifth of
+   the time.
 5. A process with the unwrapped secrets continues without the service for `outage_seconds`. After that `may_seal`
    refuses, so that tiers neither seal nor open. Blocks on the device are served as before.
 """

@@ -1,7 +1,8 @@
 """Operations on principals: list them and their keys, disable them, refuse their keys.
 
 1. They only take away access: only the bootstrap key can enable a disabled principal again and issue it a key. There is
-   one exception: a principal's key can be kept beyond the key that it was made with (`keepKey`).
+   one exception: a key that another principal made for itself can be kept beyond the key that it was made with
+   (`keepKey`).
 2. An unknown principal, an unknown key and another principal's key get the same answer.
 3. The last principal who manages keys is ended only if the request confirms it.
 
