@@ -9,9 +9,9 @@
    reported as "no use seen".
 3. A tenant comes from the salt, by a mapping that the operator gives. It comes from the scope of a stream of ours if
    that is trusted. Otherwise the chain is unattributed and has the obligations of the highest classification.
-4. Memory is bounded by `blocks_max`. Four things are gaps: blocks beyond that bound, batches that were missed, batches
-   that could not be read in full, and the removal of a block that was never reported. From a gap on the counts are
-   unsure, and marked so, until the engine clears or restarts.
+4. Memory is bounded by `blocks_max`. Four things are gaps: blocks beyond that bound, missed batches, batches that could
+   not be read in full, and the removal of a block that was never reported. From a gap on the counts are unsure, and
+   marked so, until the engine clears or restarts.
 5. Hashes are kept in memory only; a leaf carries counts. Salts are not kept; their tenant is.
 6. A residency's counts change only by the stream's events. Between two leaves they are added up. So the ledger gets one
    leaf for each residency and kind, however many blocks came and went.
