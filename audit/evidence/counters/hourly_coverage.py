@@ -5,8 +5,8 @@
 
 1. A pass (`judge_hours`) judges the state under a checkpoint, with the one implementation of coverage
    (`evidence.coverage`). It judges the hours of the last 31 days and replaces rows together. So every displayed
-   figure is of one state, which `coverage_pass` names. Later leaves count in the next pass. Whoever displays a figure also
-   displays its age.
+   figure is of one state, which `coverage_pass` names. Later leaves count in the next pass. Whoever displays a figure
+   also displays its age.
 2. Of two passes, the one over the later state is kept.
 3. `fsck` judges the whole of the same state again. Retention drops all rows together with its leaves. A pass that read
    any dropped leaf is discarded.
