@@ -3,26 +3,28 @@
     rows = project(batch, logs, idx, life_of)      # {table: columns}
     figures = count_events(batch, logs)            # {(scraped, log, hour): {(kind, measure, …): value}}
 
-1. `project` is a function of leaves, of their places and of the ledger's own ids of processes alone. So whoever writes,
-   checks, moves or rebuilds a ledger calls it with a window of leaves, and gets the same rows.
-2. Which columns a kind's row has, and where they come from, is said with the kind (`audit.kinds.row`). What is no
-   value of the leaf is derived here, by kind (`_DERIVED`).
+1. `project` is a function of only the leaves, their places and the ledger's own ids of processes. So all code that
+   writes, checks, moves or rebuilds a ledger calls it with a window of leaves, and gets the same rows.
+2. Each kind declares the columns of its row and their sources (`audit.kinds.row`). Columns that are no value of the
+   leaf are derived here, by kind (`_DERIVED`).
 3. An event written in two logs is projected once, in the log of the tenant that acted.
-4. A row has the time of its leaf, which is the month that it lies in; an item's own moment is another column.
+4. A row has the time of its leaf, which determines its month. An item's own moment is another column.
 5. Whatever its kind, a leaf that carries a trace has a row by which the trace finds it.
-6. `incarnations` has one row a process, changed in place: `life_changes` says what a window's leaves change of it.
-7. A process is of the worker that its own newest leaf about its life names. Until there is one, its row has the name
-   with which it was registered, or else that of the first leaf of another about its end or return, or else `unknown`.
+6. `incarnations` has one row for each process, changed in place. `life_changes` gives the changes by a window's leaves.
+7. A process belongs to the worker that its own newest leaf about its life names. Until there is one, its row has the
+   name with which it was registered. Without that, it has the name in the first leaf of another process about its end
+   or return, or else `unknown`.
 
 Figures, by log and hour:
 8. The hour is that of the leaf's `at_us`, or of the item's where a leaf is a list.
-9. `leaves` counts leaves, parts too, by their own kind; `events` counts events, and items of lists, by theirs.
-10. Sizes are added up over parts, each with what is in it. What is written in two logs counts as an event in both, and
-    with its requests, blocks and denials in the log of who acted, as its rows do (rule 3).
+9. `leaves` counts leaves, parts included, by their own kind. `events` counts events, and items of lists, by their
+   kinds.
+10. Sizes are added up over parts, each with its own content. An event that is written in two logs counts as an event in
+    both. Its requests, blocks and denials count, as its rows do, in the log of the tenant that acted (rule 3).
 11. Copies off the device are counted by tier (`detail`).
 12. A cause, outcome, level or rule has a figure of its own; a person, a session, an engine or free text has none.
-13. Figures stand by the row that they become (`schema.counters`, rule 3). Leaves that are alike are added up before
-    they are put there; a leaf of a fleet's is the only one of its tenant in a commit as a rule, so that costs little.
+13. Figures are keyed by the row that they become (`schema.counters`, rule 3). Similar leaves are added up first. In a
+    fleet, a leaf is usually the only one of its tenant in a commit, so that costs little.
 """
 
 from __future__ import annotations

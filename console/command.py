@@ -3,8 +3,9 @@
 1. A `CustodyError` prints `error: KVC…: message` on stderr and exits 2; there is no traceback for a user's mistake.
 2. Ctrl-C exits 130 after everything that was open has been closed.
 3. stdout carries the result alone; with `--json` it is one JSON document.
-4. No text of a line, a table or a document reaches the terminal as a command to it: control characters and what turns
-   the direction of writing stand as their escapes, and names are no markup. `say`, `make_table` and `print_json` print.
+4. No text of a line, a table or a document reaches the terminal as a command to it. Control characters, and characters
+   that change the direction of writing, are escaped. Names are not interpreted as markup. `say`, `make_table` and
+   `print_json` print.
 5. A command that reads a ledger with replayed or generated history says so, whatever it shows of it.
 """
 

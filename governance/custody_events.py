@@ -1,11 +1,11 @@
 """Converts an allocator's acts, ours or an engine's, to events for the ledger.
 
-`governor.sequence_events` and `external.residency_events` say which blocks; what is the same for both is here.
+`governor.sequence_events` and `external.residency_events` determine which blocks; their common part is here.
 
-- Every block handed out appears once as written (at admission, or at release for what came after), once as ended, and
-  once per shard in a receipt.
+- Every block handed out appears once as written, once as ended, and once per shard in a receipt. It appears as written
+  at admission, or at release if it was added later.
 - Building an event costs a tuple; runs are gathered on the writer's thread.
-- A launch that covers several owners is one receipt per owner, so that each tenant's log is complete by itself.
+- A launch that covers several owners gives one receipt per owner, so that each tenant's log is complete.
 """
 
 from __future__ import annotations

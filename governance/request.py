@@ -96,8 +96,8 @@ def _are_positive(data: bytes, count: int) -> bool:
 def read_prompt(tokens: Tokens, block_tokens: int, extras: Mapping[int, bytes] | None, *, keep_last: bool) -> Prompt:
     """Return the prompt as int32-LE bytes. With `keep_last` the last token is always computed, never attached.
 
-    Raises `ConfigError` for ids that are not integers of 31 bits (a negative word frames extra content), and for extra
-    content that is not framed bytes at a block of the prompt.
+    Raises `ConfigError` for ids that are not integers of 31 bits, because a negative word frames extra content. Raises
+    it too for extra content that is not framed bytes at a block of the prompt.
     """
     data = pack_tokens(tokens)
     count = len(data) // _BYTES_PER_TOKEN

@@ -1,12 +1,12 @@
 """Every setting of a worker, with its default and meaning; a test compares docs/reference/settings.md with this file.
 
-A setting comes from, strongest first: an explicit argument, the environment (`KVCUSTODY_` and the name in
-capitals), the file named by `KVCUSTODY_CONFIG` (TOML or YAML), the default.
+A setting comes from, strongest first: an explicit argument, the environment (`KVCUSTODY_` and the name in capitals),
+the file named by `KVCUSTODY_CONFIG` (TOML or YAML), the default.
 
 1. An unknown name in the file or among the arguments is an error, with the setting that it is close to.
 2. A variable of the environment that is close to a setting is misspelt, and refused with the setting's name.
-3. Any other unknown variable is reported by the worker's log and ignored: orchestrators invent variables from the names
-   of services, and those that Kubernetes and container links make are never taken for a setting.
+3. The worker's log reports any other unknown variable, which is then ignored. Orchestrators invent variables from the
+   names of services. Those that Kubernetes and container links make are never taken for a setting.
 """
 
 from __future__ import annotations

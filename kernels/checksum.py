@@ -4,17 +4,21 @@
     sums = checksum(table, keys, [3, 4, 17])         # int64 [3], where the blocks are
     checksum(table, keys, [3]) == sums[:1]           # as long as no byte of block 3 has changed
 
-The sum is over words w (4 bytes where the table is aligned to them, else 1): of each tile of `SegmentTable.tiles` the
-sum of `w * k[place in the tile]`, and of a block the sum of `tile sum * K[tile]`, modulo 2^64. All keys are odd and
-drawn once from a fixed seed, so equal bytes have equal sums on every device and in every process.
+Words w have 4 bytes where the table is aligned to them, else 1. Both sums are modulo 2^64:
 
-- A change within one word is always found, so every flipped bit is: two odd numbers times what is not zero modulo 2^32
-  is not zero modulo 2^64.
+- the sum of a tile of `SegmentTable.tiles` is the sum of `w * k[place in the tile]`;
+- the sum of a block is the sum of `tile sum * K[tile]`.
+
+All keys are odd and drawn once from a fixed seed, so equal bytes have equal sums on every device and in every process.
+
+- A change within one word is always found, and so is every flipped bit. The reason: a value that is not zero modulo
+  2^32, times two odd numbers, is not zero modulo 2^64.
 - Words or tiles that change places are found like any other change: each place has a key of its own.
-- A change that was not made with the keys in hand is missed with probability at most 2^-32 where it lies within one
-  tile and 2^-26 where it does not, over the choice of keys; values drawn at random in many words with about 2^-64.
-- It finds corruption. Whoever can write the memory and knows the keys, which are no secret, can write other bytes of
-  the same sum.
+- A change by somebody who does not use the keys is missed with a small probability, over the choice of keys. It is at
+  most 2^-32 where the change lies within one tile, and at most 2^-26 where it does not. For values drawn at random in
+  many words it is about 2^-64.
+- It finds corruption, not forgery. The keys are no secret: whoever knows them and can write the memory can write other
+  bytes with the same sum.
 """
 
 # ruff: noqa: N803 - Triton passes by position and writes constexprs in capitals

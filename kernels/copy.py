@@ -7,9 +7,9 @@
 - After it retires, target `i` equals source `i` byte for byte and nothing else has changed.
 - Targets are distinct and none is also a source, so the order of the copies cannot matter.
 - Between a device and the host one launch moves every piece of the listed blocks. Up to `DIRECT_BYTES` the kernel
-  itself reads or writes pinned memory of the host, and nothing stands between; more than that, and memory that is not
-  pinned, goes in one transfer of the copy engine, which leaves the processors to the serving. What stood between is
-  then zeroed behind it, on the same stream, before anything else can be given it.
+  itself reads or writes pinned memory of the host directly. Larger copies, and memory that is not pinned, go in one
+  transfer of the copy engine. That leaves the processors to the serving. What stood between is then zeroed behind it,
+  on the same stream, before anything else can be given it.
 """
 
 # ruff: noqa: N803 - Triton passes by position and writes constexprs in capitals

@@ -2,8 +2,8 @@
 
     bits 0-31 first block | 32-42 blocks in the run | 43-60 position | 61 plant a fault (tests) | 62 read back
 
-- The position is the place of the run's first block in the list of blocks: the flag of the run's n-th block is flag
-  `position + n`, so each block that is read back has one of its own.
+- The position is the place of the run's first block in the list of blocks. The flag of the run's n-th block is flag
+  `position + n`, so each block that is read back has its own flag.
 - The entries of a list are in ascending order, and no block is outside the pool.
 - A run is never longer than `group`: what one program of the kernel writes at once.
 - `IDLE` names a block that no pool has: the kernel skips it, so a list may be padded to a fixed length.

@@ -1,12 +1,12 @@
 """Work lists on their way to the device, in pinned host memory that the kernel reads and answers in; slots are reused.
 
-The kernel reads a list where the host wrote it, and writes flags and the device's count where the host reads them: no
-copy is launched beside the scrub. A list written while the device still reads the one before it would corrupt a scrub,
-and a fresh allocation a launch costs more than the launch. So each slot is reused only after the event behind its use.
+The kernel reads a list where the host wrote it, and writes flags and the device's count where the host reads them. So
+no copy is launched beside the scrub. Overwriting a list that the device still reads would corrupt a scrub. A new
+allocation for each launch costs more than the launch. So each slot is reused only after the event behind its use.
 
 - No allocation after construction, on the host or on the device.
 - A slot is overwritten only after the launch that reads it has retired.
-- `full` says how often the host had to wait for a slot: more slots are needed where it grows.
+- `full` counts how often the host had to wait for a slot. If it grows, more slots are needed.
 """
 
 from __future__ import annotations

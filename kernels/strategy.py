@@ -1,8 +1,8 @@
 """Launch strategies for a scrub on one device: bytes a program writes at once, number of programs, kind of stores.
 
-The best launch depends on the device and on the cache's geometry, so it is measured: `tune` times each
-candidate on scratch memory of the same geometry and keeps the fastest in a file, by device and versions. What
-was not tuned uses a default that needs no measurement.
+The best launch depends on the device and on the cache's geometry, so it is measured. `tune` times each candidate on
+scratch memory of the same geometry. It keeps the fastest in a file, by device and versions. What was not tuned uses a
+default that needs no measurement.
 
 - A strategy changes speed only: the same bytes are written and counted, whichever it is.
 - Blocks are grouped only where each is one whole piece in every segment, next to its neighbour.

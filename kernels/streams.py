@@ -4,13 +4,14 @@
 
 - Work of one stream runs in the order it was put there; between streams only `wait` orders.
 - Nothing here waits on the host but `StreamEvent.synchronize`.
-- Captures of graphs and custody's work exclude each other in one process: `with capturing():` around an engine's
-  capture, `with outside_captures():` around a scrub, a copy or a wait, from whatever thread. Work put on a stream that
-  is being captured is recorded instead of done, an event or a wait that touches one breaks the capture, and a wait for
-  the whole device is refused while there is one; so whoever comes second waits, on the host. Both are re-entrant in one
-  thread. A capture that nobody announces is not seen here: `OrderedScrub.launch` refuses that of its current stream.
-- The side stream is nobody else's: it is made by the driver, not drawn from torch's pool, in which the 33rd stream is
-  the first one again.
+- Graph captures and custody's work exclude each other in one process, from whatever thread. `with capturing():` goes
+  around an engine's capture, `with outside_captures():` around a scrub, a copy or a wait. Work put on a stream that is
+  being captured is recorded instead of done. An event or a wait that touches such a stream breaks the capture. A wait
+  for the whole device is refused during a capture. So whoever comes second waits, on the host. Both are re-entrant in
+  one thread. A capture that is not announced is not seen here: `OrderedScrub.launch` refuses a capture of its current
+  stream.
+- No other code uses the side stream. The driver makes it; it is not drawn from torch's pool, in which the 33rd stream
+  is the first one again.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
     tune(table, file=path)          # the kept strategy of this device and geometry, or the fastest measured now
 
-`tune` times every candidate on the table's own blocks, in turns, and keeps the fastest median. It takes no memory
-beside them (an engine has given nearly all of it to the cache by then), so it is for a cache that holds nothing yet:
-what it measures on is zero afterwards. Answers are kept by device name, geometry and versions, so another driver or
-torch measures again.
+`tune` times every candidate on the table's own blocks, in turns, and keeps the fastest median. It takes no further
+memory, because an engine has given nearly all of it to the cache by then. So it is for a cache that holds nothing yet:
+the blocks it measures on are zero afterwards. Answers are kept by device name, geometry and versions, so another driver
+or torch version is measured again.
 
-- A file that cannot be read, or is of another version, is measured again; it never changes what is written,
-  only how fast.
+- If the file cannot be read, or has another version, the device is measured again. The file never changes what is
+  written, only how fast.
 - Only CUDA and ROCm devices are tuned: on the host there is one way.
 """
 

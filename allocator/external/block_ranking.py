@@ -5,15 +5,16 @@
     ranking.cached(blocks, now_us)                             # they have no reference left
     victims = ranking.victims(account, candidates, 256, now_us)
 
-A block has a level, which the policy says when it becomes CACHED, and an age: its last use, or its birth. The lowest
-level goes first and within it the oldest; of one age, the deepest. The policy is asked once for each run of one chain
-whose blocks were used alike, never for each block, and a whole batch of victims is ordered at once.
+A block has a level and an age. The policy sets the level when the block becomes CACHED; the age is the block's last
+use, or its birth. Blocks of the lowest level are evicted first, and within a level the oldest; among blocks of equal
+age, the deepest goes first. The policy is asked once for each run of one chain whose blocks were used alike, never for
+each block. A whole batch of victims is ordered at once.
 
 - A parent stands no lower than any child, so the victims of one order are closed under descendants: children first.
-- A block that has lost the children that kept it up sinks to its own level.
-- Each account has a policy of its own, so that nobody's use moves what another's age means.
-- Demotion, of a priority whose duration is over and of what overflows the protected share, happens before an order,
-  and enters the block as the newest of its new level; both as in `EvictionQueue`.
+- A block that has lost the children that raised its level returns to its own level.
+- Each account has its own policy, so one account's use does not change how another account's ages rank.
+- Two kinds of block are demoted before an order is made: those whose priority has expired, and those that overflow the
+  protected share. A demoted block enters its new level as the newest. Both work as in `EvictionQueue`.
 """
 
 from __future__ import annotations

@@ -8,14 +8,16 @@
     order = pool.order(now_us)                                 # what the coming step must zero first
     pool.scrubbed(order.number, shard, results)                # one shard's answer
 
-What a method returns as a list of blocks, the engine must take out of its own prefix cache. Numbers in, events out: it
-knows no policy, SQL or HTTP. Zeroing is *stream-ordered* (docs/build/engine-port.md): a block may be handed out while
-its scrub is still on its way, because the scrub is enqueued on the engine's stream before anything else is written.
+The engine must remove from its own prefix cache the blocks that a method returns as a list. The pool takes numbers and
+gives events: it knows no policy, SQL or HTTP. Zeroing is *stream-ordered* (docs/build/engine-port.md): a block may be
+handed out before its scrub has finished. This is safe because the scrub is enqueued on the engine's stream before
+anything else is written.
 
-- A block is handed out only when nobody uses it: not ACTIVE, not CACHED. Anything else raises `IsolationError`.
+- A block is handed out only when nobody uses it, that is, when it is neither ACTIVE nor CACHED. Anything else raises
+  `IsolationError`.
 - A generation changes at each hand-out (L3).
-- A block whose last reference is gone stays only while it is indexed, held, before its ceiling and in an open domain;
-  else its custody ends and the engine is told to forget it.
+- A block without a reference stays only while it is indexed, held, before its ceiling and in an open domain. Otherwise
+  its custody ends, and the engine is instructed to forget it.
 - Everything that ended is in the next scrub order, so no step writes to a block before the scrub of what it held.
 - A receipt, a hold or an end of an older generation touches no newer one.
 - Where a chain's parent ends, its cached descendants end with it (L7).

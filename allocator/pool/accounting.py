@@ -8,10 +8,10 @@ A caller gets its objects from the block manager and passes them back:
 The four refer to one another, so they stand together. They hold numbers, never a policy.
 
 1. Blocks are charged to the owner of their domain, once, from hand-out until they are CLEAN again.
-2. `used <= cap`. Without borrowing a tenant uses its guarantee and what no guarantee has claimed, as far as others
-   have left it; with borrowing also, for its cache, what others' guarantees leave idle.
-3. Only CACHED blocks are lent: the ACTIVE blocks that tenants hold beyond their guarantees fit in what no guarantee
-   has claimed, so a tenant within its guarantee always gets its blocks by evicting somebody's cache.
+2. `used <= cap`. Without borrowing a tenant uses its guarantee and what no guarantee has claimed, as far as others have
+   left it; with borrowing also, for its cache, what others' guarantees leave idle.
+3. Only CACHED blocks are lent. The ACTIVE blocks that tenants hold beyond their guarantees fit in what no guarantee has
+   claimed. So a tenant within its guarantee always gets its blocks by evicting somebody's cache.
 - A block is in one domain from ACTIVE until it is CLEAN again (L5).
 - A closed domain serves no attach; it never opens again.
 """

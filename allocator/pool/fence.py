@@ -3,9 +3,9 @@
     fence = fences.open(now_us)      # a step was launched
     fences.retire(fence)             # the device has finished it
 
-- A block that ended while device work on it was open becomes DIRTY only after every fence up to the last one that
-  covered it has retired (L6). Fences are epochs: a node remembers the newest fence of the sequences that used it.
-- A fence past its bound is stuck: blocks that wait for it are quarantined, never handed out, until it retires or the
+- A block that ended while device work on it was open becomes DIRTY only later (L6): after every fence up to the last
+  one that covered it has retired. Fences are epochs: a node remembers the newest fence of the sequences that used it.
+- A fence past its bound is stuck. Blocks that wait for it are quarantined and never handed out, until it retires or the
   process that owns it is confirmed dead.
 """
 

@@ -9,8 +9,8 @@
 - A hand-out that nobody was told of, because what came after it failed, is undone whole (`take_back`).
 - Only CLEAN blocks are handed out, and at boot every block is DIRTY (L2).
 - A block's generation changes each time it leaves CLEAN; generations come from one pool-wide counter (L3).
-- A block becomes CLEAN only with a receipt of every shard, or, on a memory in stream order, behind launches whose
-  receipts follow (`scrubs_in_flight`); one that does not verify is quarantined for good.
+- A block becomes CLEAN only with a receipt of every shard. On a memory in stream order, it may also become CLEAN behind
+  launches whose receipts follow (`scrubs_in_flight`). A block that does not verify is quarantined for good.
 - A block is charged to its account until it is CLEAN again.
 """
 

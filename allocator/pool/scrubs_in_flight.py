@@ -3,10 +3,10 @@
 The pool launches a batch and learns which of its blocks will be read back; later it asks which batches have retired.
 Every move of a block's state is the pool's.
 
-- A block that is not read back is CLEAN from its launch on: the device orders its next writer behind the
-  launch, so it reads as zero to all that may ever see it.
-- A block that is read back stays DIRTY, and charged, until its answer; one that did not verify is
-  quarantined and never handed out.
+- A block that is not read back is CLEAN from its launch on. The device orders its next writer behind the launch, so it
+  reads as zero to everything that may ever see it.
+- A block that is read back stays DIRTY, and charged, until its answer; one that did not verify is quarantined and never
+  handed out.
 - A receipt is written when its launch has retired on the device, never before.
 """
 

@@ -1,10 +1,10 @@
 """Real memory whose scrubs run on their own stream, ordered on the device against the engine's streams.
 
-The engine says when it has put work on its stream (`used`, after each step) and when it is about to put work
-that writes fresh blocks (`order_before`, before each step); both take microseconds and wait for nothing.
+The engine reports twice a step: with `used`, after it has put work on its stream, and with `order_before`, before it
+puts work there that writes fresh blocks. Both calls take microseconds and wait for nothing.
 
-- `launch` returns before the device has begun; `answered` says what has retired.
-- Which blocks are read back is drawn here, with the operating system's randomness, launch by launch.
+- `launch` returns before the device has begun; `answered` returns what has retired.
+- The blocks to read back are drawn here for each launch, with the operating system's randomness.
 - `started_us` is the launch and `ended_us` the moment its end was seen: the true interval lies within.
 """
 

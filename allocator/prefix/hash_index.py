@@ -4,15 +4,15 @@
     index.get(key)              # the node whose run holds the block of `key`, or None
     index.remove(node)
 
-A node is entered under its first key and under every key at a coarse step of its chain, so a run of n blocks costs
-about 1 + n/16 entries. Entries live in stripes, small dictionaries chosen by the key's hash: a stripe's rehash
-touches a few hundred entries, so no step ever pays for resizing the whole index (docs/build/adr/0002-prefix-index.md).
+A node is entered under its first key and under every key at a coarse step of its chain. So a run of n blocks costs
+about 1 + n/16 entries. Entries live in stripes, small dictionaries chosen by the key's hash: a stripe's rehash touches
+a few hundred entries, so no step ever pays for resizing the whole index (docs/build/adr/0002-prefix-index.md).
 
-A caller that asks is told each change: `IndexChange` says what may be found from now on, or no longer.
+A caller that subscribes receives each change: an `IndexChange` names what may be found from now on, or no longer.
 
 - Every entry names a live, indexed node that holds the block of that key.
 - A key is entered at most once: publishing a key that exists makes the request hold the canonical block.
-- Every key that is entered is told once, and once more when it leaves, in whatever way; a split changes nothing.
+- Every key is reported once when it is entered, and once when it leaves, whatever the reason. A split reports nothing.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
     python -m kvcustody.audit.exports.amalgamate > verify_kvcustody.py
 
-1. The file holds `verify_standalone` and, of the modules below it, each top-level statement that it reaches, byte for
-   byte as it stands there, modules in the order of their imports. There is no second verifier to keep.
-2. It imports the standard library alone: `tlog.stdlib_backend` stands in the place of `tlog.backend`. Whatever else
-   would need a package, and two statements of one name, fail the making.
-3. The same sources give the same bytes: whoever has this repository compares the digest of a copy.
+1. The file holds `verify_standalone` and, of the modules below it, each top-level statement that it reaches. Each
+   statement is copied byte for byte, with the modules in the order of their imports. So there is no second verifier to
+   maintain.
+2. It imports only the standard library: `tlog.stdlib_backend` replaces `tlog.backend`. Generation fails if anything
+   else needs a package, or if two statements have one name.
+3. The same sources give the same bytes, so whoever has this repository can compare the digest of a copy.
 """
 
 from __future__ import annotations

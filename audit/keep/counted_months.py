@@ -1,12 +1,12 @@
-"""What leaves about to be dropped count in figures, by month; computed once, while they are verified.
+"""The contribution of leaves about to be dropped to the figures, by month, computed once, while they are verified.
 
     counted = CountedMonths(months, log_ids)
     verify_export(part, keys, seen=counted.take)   # any number of parts, from any thread
     counted.take_off(connection, month)            # in the transaction that empties the month
 
-1. It stands for exactly the leaves that it was given, so a month is taken off by it only where as many go as it was
-   given of it: whoever empties a month asks `leaves` first.
-2. Memory does not grow with the ledger: what was counted stands in a file that has no name.
+1. It stands for exactly the leaves that it was given. So it can take off a month only if as many leaves are dropped as
+   it was given of that month. Whoever empties a month checks `leaves` first.
+2. Memory does not grow with the ledger: the counts are in an unnamed file.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Return the space of dropped leaves to the disk while others read and write.
 
-1. PostgreSQL: months that went whole, and their tables with them. What is left of them (the system log's leaves) moves
-   into the partition `first`, so that a ledger has as many months as it keeps, however old it is.
-2. SQLite: free pages at the end of the file, some at a time, each step a short transaction of its own; then the log is
-   copied and emptied, which shortens the file. A file from before revision 0023 is not made for this: its free pages
-   are used again, and `VACUUM` without workers gives them back once (docs/concepts/ledger/redaction-and-retention.md).
+1. PostgreSQL: months that were dropped completely are freed together with their tables. Their remaining leaves (those
+   of the system log) move into the partition `first`. So a ledger has as many months as it keeps, however old it is.
+2. SQLite: free pages at the end of the file are returned in steps, each a short transaction of its own. Then the log is
+   copied and emptied, which shortens the file. A file from before revision 0023 does not support this: its free pages
+   are reused, and `VACUUM` without workers returns them once (docs/concepts/ledger/redaction-and-retention.md).
 """
 
 from __future__ import annotations

@@ -1,27 +1,28 @@
 """How long the ledger keeps the content of its leaves, and legal holds, which take precedence.
 
 1. Only a prefix of a tenant's log loses its content: leaves older than the limit, of processes that ended before it,
-   under a signed checkpoint. The roots of their tiles stay, and so do the hashes in the tile where the rest begins
-   (rule 10). Roots and every proof of the remaining leaves are unchanged. The system log (policies, keys, workers,
-   holds, purges) is kept whole.
-2. The content was exported before, and the export was verified here with the given keys. An export that lacks a leaf
-   to be dropped is refused. `streamed_purge` writes an export of exactly these leaves.
+   under a signed checkpoint. The roots of their tiles remain, and so do the hashes in the tile where the remaining
+   leaves begin (rule 10). Roots and every proof of the remaining leaves are unchanged. The system log (policies, keys,
+   workers, holds, purges) is kept whole.
+2. The content must have been exported before, and the export verified here with the given keys. An export that lacks a
+   leaf to be dropped is refused. `streamed_purge` writes an export of exactly these leaves.
 3. `RetentionPurged` names range, checkpoint, export and two different people, and is committed first. After a crash the
    same request finishes the purge.
 4. Dropped leaves count in no figure (`counters`) and have no row.
-5. A process without memory and without residencies (a killed command's, a control plane's) keeps nothing: no later leaf
-   decides anything about its records. A process that was closed for its silence keeps its leaves for the same time
-   again, because records that it may still hand in are judged by them.
+5. A process without memory and without residencies (a killed command's, a control plane's) never delays a purge. No
+   later leaf decides anything about its records. A process that was closed for its silence keeps its leaves for the
+   same time again. Records that it may still hand in are judged by them.
 6. The age of a leaf and the end of a process are the stated times, bounded by the signatures before and after
-   (`stated_times`): a wrong clock neither stops a purge nor hastens one.
-7. The complete sequences are recorded before any of their leaves is dropped, so dropped leaves are not taken for lost.
+   (`stated_times`). So a wrong clock neither stops nor hastens a purge.
+7. The complete sequences are recorded before any of their leaves is dropped. So dropped leaves are not mistaken for
+   lost ones.
 8. An active legal hold on a tenant keeps that tenant's log whole; a hold on everything keeps all logs. The transaction
    that deletes checks the holds again.
 9. `drop_leaves` removes a leaf together with its rows (in both forms of a table that has two) and its figures.
 10. A tile without any remaining leaf keeps its root (level 1 of `tree_nodes`) and no hash inside it. A tile with
     remaining leaves keeps the hashes of the dropped ones, so that places in it can still be proved.
-11. Runs of one log are dropped from its beginning, so the end of a log remains. `thin_tiles` removes hashes that
-    rule 10 does not keep: hashes that older versions kept, or a month that was emptied before another.
+11. Runs of one log are dropped from its beginning, so the end of a log remains. `thin_tiles` removes hashes that rule
+    10 does not keep: hashes that older versions kept, or a month that was emptied before another.
 """
 
 from __future__ import annotations

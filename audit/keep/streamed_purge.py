@@ -8,8 +8,8 @@
 2. Memory and what is read a second time are bounded by a part, however large the ledger is. Parts run beside each
    other; those of one log drop their leaves in order, from the log's beginning. Where there are whole months to empty,
    that comes when all parts are on record, and each part then drops what is left of it.
-3. Whatever is cut off is finished by asking again with the same folder: a part that is there is verified again, put on
-   record where it is not, and what of it is left is dropped; a part that was not whole is written anew.
+3. To finish an interrupted purge, request it again with the same folder. A complete part is verified again and recorded
+   if it is not yet, and its remaining leaves are dropped. An incomplete part is written anew.
 4. What may go is what `purge_and_legal_hold` says, rules 1 and 5: holds win, and are asked for again in each
    transaction that deletes.
 """

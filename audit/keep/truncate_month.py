@@ -1,8 +1,8 @@
 """Empty a whole month on PostgreSQL by TRUNCATE instead of row by row.
 
-1. One transaction hashes what goes (in the database) and empties the month in every table that has months; what stays
-   (the system log's, what is under a hold, of processes that go on) is put back unchanged. Tables that do not grow with
-   traffic have no months: what was derived from the leaves goes from them row by row.
+1. One transaction hashes the dropped leaves (in the database) and empties the month in every table that has months. The
+   remaining ones are put back unchanged: those of the system log, under a hold, or of processes that continue. Tables
+   that do not grow with traffic have no months: what was derived from the leaves goes from them row by row.
 2. Other months are written and read meanwhile. The month itself takes no leaf until the end, and is closed to readers
    for the moment in which it is emptied; where a reader stays in the way, nothing has happened.
 3. While a table has two forms (`open_changes`), no month is emptied at once: what goes is deleted row by row, in both.

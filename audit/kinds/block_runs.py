@@ -1,21 +1,21 @@
 """Runs: many (block, generation) pairs as one array and one number, and their canonical JSON form.
 
-1. In a run, `blocks[i]` carries generation `generation + i`: a pool's generations come from one counter, so the
-   blocks of one allocation are one run however scattered their indices are.
-2. What `run_texts` writes of a run, `decode` reads exactly; the encoded form holds integers only (decimal strings
-   from 2^53 on).
+1. In a run, `blocks[i]` carries generation `generation + i`: a pool's generations come from one counter, so the blocks
+   of one allocation are one run however scattered their indices are.
+2. What `run_texts` writes of a run, `decode` reads exactly; the encoded form holds integers only (decimal strings from
+   2^53 on).
 3. A pool's counter starts at 1. A run at generation 0 is memory that was never in custody (a boot scrub): all of its
    blocks have generation 0.
-4. Within one incarnation and one pool a generation names one block, so a set of generations is a set of custodies.
+4. Within one incarnation and one pool a generation identifies one block, so a set of generations is a set of custodies.
 
-Encoded form: `[generation, deltas, counts]`, with the pool appended when it is not 0. `deltas` are the
-differences of successive indices (the first from 0), run-length coded by `counts`; empty `counts` means
-that every count is 1, which is how scattered blocks avoid paying for counts they do not use.
+Encoded form: `[generation, deltas, counts]`, with the pool appended when it is not 0. `deltas` are the differences of
+successive indices (the first from 0), run-length coded by `counts`. Empty `counts` means that every count is 1, so
+scattered blocks take no space for counts.
 
-Two shorter forms are of all blocks of one pool together, whose generations are `[pool, first, count, gap, count, …]`,
-ascending, each gap from the end of the run before. *Named*: that alone, for blocks that an earlier leaf lists (rule 4);
-read, their indices are `UNNAMED`, until `name_blocks` finds them. *Placed*: `[generations, deltas, counts]`, for blocks
-that no leaf lists yet.
+Two shorter forms are for all blocks of one pool together. Their generations are `[pool, first, count, gap, count, …]`,
+ascending; each gap counts from the end of the previous run. *Named* is that list and nothing more, for blocks that an
+earlier leaf lists (rule 4). When read, their indices are `UNNAMED`, until `name_blocks` finds them. *Placed* is
+`[generations, deltas, counts]`, for blocks that no leaf lists yet.
 """
 
 from __future__ import annotations

@@ -358,10 +358,10 @@ SIGNED, FROM_CONTROL_PLANE = "signed", "control-plane"  # which orders a worker 
 class WorkerStarted(WorkersLifecycleEvent, frozen=True, tag="worker-started"):
     """A process began to hold custody; `generation` is where its pool's counter starts (class B).
 
-    `origin` is of everything that it records: empty for an engine at work, `replayed` for recorded traffic that is run
-    again, `generated` for traffic that nobody ever sent, `simulated` where that is served now. Leaves of earlier
-    versions have none: they are not marked. `orders`: which it follows: those of its control plane, those alone in a
-    ledger of its own that a trusted key `signed`, or (empty) all that are there.
+    `origin` applies to everything that it records. It is empty for an engine at work, and `replayed` for recorded
+    traffic that is run again. It is `generated` for traffic that nobody ever sent, and `simulated` if such traffic is
+    served now. Leaves of earlier versions have no origin and are not marked. `orders` names those that it follows:
+    those of its control plane, only those that a trusted key `signed` in its own ledger, or (empty) all.
     """
 
     worker: OwnWorker
@@ -400,10 +400,10 @@ SILENCE, DECLARED = (
 class WorkerDied(LifecycleEvent, frozen=True, tag="worker-died"):
     """An incarnation ended without recording it, and its custody was closed as unproven (class B).
 
-    `closed_by` is empty where a successor did it, `silence` where the control plane `actor` had heard nothing for
-    `silent_seconds`, longer than `bound_seconds`, and `declared` where two people (`actor`, `approver`) said for
-    `reason` that it does not come back; with `spill_lost`, that nothing it spilled will come either. `residencies`,
-    `blocks` and `copies` are all that was closed of it.
+    `closed_by` is empty where a successor closed it. It is `silence` where the control plane `actor` had heard nothing
+    for `silent_seconds`, longer than `bound_seconds`. It is `declared` where two people (`actor`, `approver`) stated
+    for `reason` that it will not come back. With `spill_lost` they also stated that nothing it spilled will come.
+    `residencies`, `blocks` and `copies` count everything that was closed.
     """
 
     worker: str

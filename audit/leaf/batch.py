@@ -1,11 +1,11 @@
 """Leaves in order, column by column, for appending in a transaction and for reading from bytes.
 
-1. Every column is a function of the leaves' bytes: `read_leaves` of them gives the batch that the encoder gave.
-   Values of `LeafGroup.columns` are as in the leaf, except that decimal strings of large integers are integers, and
-   that a leaf which lacks a field says its default (`leaf_schema`).
-2. A group has no column of a key in `UNREAD`: no row is made of them. It has one of traces where a leaf has a trace.
-   What a `custody-changed` leaf holds is in the groups of its items' kinds, at the place of the leaf; `item` is their
-   number in it, and 0 for leaves of these kinds.
+1. Every column is a function of the leaves' bytes: `read_leaves` of them gives the batch that the encoder gave. Values
+   of `LeafGroup.columns` are as in the leaf, with two exceptions. Decimal strings of large integers are integers, and a
+   field that a leaf lacks has its default (`leaf_schema`).
+2. A group has no column for a key in `UNREAD`, because no row is made from them. It has a column of traces if a leaf
+   has a trace. The items of a `custody-changed` leaf are in the groups of their kinds, at the place of the leaf. `item`
+   is their number in it, and 0 for leaves of these kinds.
 3. A few leaves are read at a time, and equal texts are kept once: the values of a whole batch are more than a
    processor's cache holds.
 """

@@ -1,8 +1,8 @@
 """Encode many events into canonical leaves at once: by kind, column by column, in loops outside the interpreter.
 
-1. An event with a value that its kind does not take has no leaf: it is named with the reason and hinders no other,
-   neither of its batch nor of the leaf that it would have shared.
-   numpy's numbers become Python's, and integers from 2^53 on decimal strings; nothing else is converted.
+1. An event with a value that its kind does not accept gets no leaf. It is reported with the reason. It does not hinder
+   other events, neither of its batch nor of the leaf that it would have shared. numpy's numbers become Python's, and
+   integers from 2^53 on decimal strings; nothing else is converted.
 2. The interpreter lock is offered between chunks, so an engine's thread waits for no batch.
 3. The bytes are those of `LeafSchema.row`: whatever an event's values are, its keys are in order and of its kind.
 4. What `custody-changed` events hold is encoded as events of those kinds are, and said as items (`leaf_schema`, 4).

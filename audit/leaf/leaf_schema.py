@@ -1,17 +1,19 @@
 """The leaf of every kind of event, derived only from the event's own declaration.
 
-1. An event's fields give the keys of its leaf (`_key`), the types of their values, the canonical bytes (keys in
-   order, `row`), the check of a leaf that comes from elsewhere (`decode`) and the columns that rows are made of.
-2. A field with a default was added after the first version, or may have been: a leaf that lacks it says the default.
-   A leaf that is written has every field, but for those of `registry.SPARSE` that have their default, and for lists
-   without an item.
-3. Keys that nothing here knows are passed over, as a later version may have added them; whoever must refuse them
-   compares bytes (`batch.read_leaves`).
-4. A leaf of several events of one tenant (`custody-changed`) has a list for each kind that it holds; an item is the
-   values of its event in the order of `ItemSchema.keys`, as the event's own leaf has them. Its own moment is in
-   microseconds before the leaf's `boot_us`, and every other in it before its own (negative: after it); null where the
-   event has none. An item that lacks its last values says their defaults (rule 2). An event with a trace, or of
-   another incarnation, has a leaf of its own.
+1. An event's fields determine the following:
+   - the keys of its leaf (`_key`) and the types of their values;
+   - the canonical bytes (keys in order, `row`);
+   - the check of a leaf that comes from elsewhere (`decode`);
+   - the columns that rows are made from.
+2. A field with a default may have been added after the first version. A leaf that lacks it has the default. A leaf that
+   is written has every field, except lists without an item, and fields of `registry.SPARSE` that have their default.
+3. Unknown keys are ignored, as a later version may have added them. Code that must refuse them compares bytes
+   (`batch.read_leaves`).
+4. A leaf of several events of one tenant (`custody-changed`) has a list for each kind that it holds. An item has its
+   event's values in the order of `ItemSchema.keys`, as the event's own leaf has them. An item's own moment is given in
+   microseconds before the leaf's `boot_us`. Every other moment in it is given in microseconds before its own (negative:
+   after it), and is null where the event has none. An item that lacks its last values has their defaults (rule 2). An
+   event with a trace, or of another incarnation, has a leaf of its own.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ class TreeHead(NamedTuple):
 class Grown(NamedTuple):
     """Hashes that an extension completed for a tile level above 0: at `first`, `first + 1`, … of that level.
 
-    Hash `i` of level `l` is the root of the leaves `i * width` up to `(i + 1) * width`, where the width is `256**l`.
-    Half levels lie between: `HALF + l` has the width `16 * 256**l`.
+    Level `l` has the width `256**l`. Hash `i` of the level is the root of the leaves `i * width` up to `(i + 1) *
+    width`. Half levels lie between: `HALF + l` has the width `16 * 256**l`.
     """
 
     level: int

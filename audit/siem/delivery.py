@@ -1,16 +1,17 @@
 """Deliver leaves to one sink: at least once, in order, behind everything else, and independent of other sinks.
 
-1. Nothing here is waited for: commits, admission and scrubbing go on whatever a sink does. A sink that fails is tried
-   again after a wait that doubles, up to a limit.
-2. A batch that the receiver refuses for good, or that could not be delivered for `give_up_seconds`, goes to the
-   folder `dead` with its reason, durably, and what comes after it goes on. `status()` counts the dead; `retry_dead`
-   sends them. Since when the receiver fails is on disk, so a restart does not begin the day again.
-3. A detached sink stays detached over restarts until it is attached again; its position stays. That it was detached
-   is for the caller to put on record (`SinkChanged`), not for the sink.
-4. A leaf that may not leave (`leaving`) is passed over, and counted; where nobody can say, nothing goes on.
-5. The identity of a batch is its positions, so a receiver knows a repetition.
-6. After a restore of the ledger, and after a purge that overtakes the sink, `status()` says so, over restarts too
-   (`cursor_reader`, rules 4 and 5).
+1. Nothing waits for this: commits, admission and scrubbing continue whatever a sink does. A failing sink is tried again
+   after a wait that doubles, up to a limit.
+2. A batch goes to the folder `dead` if the receiver refuses it for good, or if it could not be delivered for
+   `give_up_seconds`. It is stored durably with its reason, and later batches continue. `status()` counts the dead
+   batches; `retry_dead` sends them. The start of the receiver's failure is stored on disk, so a restart does not
+   restart that time.
+3. A detached sink stays detached over restarts until it is attached again; its position stays. The caller, not the
+   sink, records that it was detached (`SinkChanged`).
+4. A leaf that may not leave (`leaving`) is skipped and counted. If that cannot be decided, delivery stops.
+5. The identity of a batch is its positions, so a receiver can recognise a repetition.
+6. `status()` reports a restore of the ledger and a purge that overtakes the sink, after restarts too (`cursor_reader`,
+   rules 4 and 5).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A sink's files on disk, and the problems that people must see; used by health, the inbox, metrics and commands.
 
-1. Everything is a file of its own and replaced whole, so a process that only reads needs no lock:
-   `positions.json`, `detached`, `failing.json` (since when, and why), `acknowledged.json`, and `dead/` with the
-   batches that were given up.
+1. Everything is in a separate file that is replaced whole, so a process that only reads needs no lock. The files are
+   `positions.json`, `detached`, `failing.json` (since when, and why) and `acknowledged.json`. The batches that were
+   given up are in `dead/`.
 2. A loss (`SinkLosses`) stays a trouble until somebody acknowledges it, over restarts too.
 """
 

@@ -1,7 +1,7 @@
 """Checkpoints of logs, checked against keys that the reader trusts (C2SP tlog-checkpoint and tlog-cosignature).
 
-1. The reader's keys decide, never the note. A line by a key that the reader does not know is ignored; a line by one
-   that it knows and that does not verify refuses the whole note; without a good line by a log's key there is no
+1. The reader's keys decide, never the note. A line by a key that the reader does not know is ignored. A line by a known
+   key that does not verify causes the whole note to be refused. Without a valid line by a log's key the note is no
    checkpoint.
 2. A log's key carries the log's origin as its name, so a key of one log signs for no other.
 3. An ML-DSA-44 line covers origin, size and root alone: it never vouches for a checkpoint that has extension lines.

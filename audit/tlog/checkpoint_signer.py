@@ -1,12 +1,13 @@
 """Sign the ledger's checkpoints after the commits: no commit waits for a signature.
 
 1. Only the newest checkpoint is signed, at most once an interval; the older ones it covers are proved by consistency.
-2. What is signed extends what was signed last. That is remembered in a file beside the key as well as in the
-   database, so a database that was cut, rewritten or restored from an old backup gets no signature: `status()` says
-   why. It goes on by itself where the lost tree comes back, and after a break that an operator put on record.
-3. The file is fsynced before the note is in the database. A signer that dies between the two signs the same again.
-4. While a signer runs, its key is handed to no other (`alone`): it would go on signing with the old one.
-5. A failure here stops nothing else: the leaves are committed, and the next interval tries again.
+2. A signed checkpoint extends the one signed last. The last one is stored in a file beside the key as well as in the
+   database. So a database that was cut, rewritten or restored from an old backup gets no signature; `status()` gives
+   the reason. Signing resumes automatically when the lost tree comes back, and after a break that an operator recorded.
+3. The file is fsynced before the note is in the database. A signer that dies between the two signs the same checkpoint
+   again.
+4. While a signer runs, its key cannot be handed over (`alone`), because it would keep signing with the old one.
+5. A failure here stops nothing else. The leaves are committed, and signing is tried again at the next interval.
 """
 
 from __future__ import annotations

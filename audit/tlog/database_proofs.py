@@ -1,11 +1,11 @@
 """Proofs from the ledger's stored hashes: heads, paths and checkpoints, current or as of an earlier checkpoint.
 
-1. A proof is made from stored hashes alone, except for the leaves beside its own: at most 32 are hashed again, and
-   512 where a ledger has no half levels (rule 3 of `trees`). What the database holds is not checked here; whoever
-   gets a proof checks it, and `fsck` checks the database.
+1. A proof is made only from stored hashes, except for the leaves beside its own. At most 32 of those are hashed again,
+   or 512 if a ledger has no half levels (rule 3 of `trees`). The database's content is not checked here: the receiver
+   of a proof checks the proof, and `fsck` checks the database.
 2. `as_of` is the size of a root checkpoint. What it covers never changes: the same question gives the same answer.
-3. A proof that ends in a signature needs a checkpoint that was signed. Sealing and signing run behind the commits, so
-   the newest leaves are provable about as long after their commit as both intervals, sooner where somebody asks.
+3. A proof that ends in a signature needs a checkpoint that was signed. Sealing and signing run after the commits. So
+   the newest leaves become provable within about the sum of both intervals after their commit, or sooner on request.
 """
 
 from __future__ import annotations

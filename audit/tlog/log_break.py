@@ -1,14 +1,17 @@
 """A break of the root log, stated by its own key: the lost signed heads, and where the log continues.
 
-A database that failed over, or was restored, to an earlier state loses root leaves that a note covers. Workers hand
-in again what they kept, but in another order and under other salts: the root log that comes of it can never extend the
-lost note. So nothing of that is hidden, and nothing is signed, until an operator confirms it:
+A database that failed over, or was restored, to an earlier state loses root leaves that a note covers. Workers hand in
+again what they kept, but in another order and under other salts. The resulting root log can never extend the lost note.
+So nothing is hidden, and nothing is signed, until an operator confirms the break:
 
-1. The statement names the lost head, the one that the ledger had when it was confirmed, the newest signed one that is
-   still part of it (where the next signature begins), and how many leaves replays have brought back since.
+1. The statement names four things:
+   - the lost head;
+   - the head that the ledger had when the break was confirmed;
+   - the newest signed head that is still part of the log, where the next signature begins;
+   - the number of leaves that replays have brought back since.
 2. It is signed by the log's key, as a statement that cannot pass for a checkpoint, and is a leaf of the system log.
-3. It excuses nothing: who holds the lost note, or a witness that cosigned it, sees that this log does not extend it,
-   and has the statement to show whose doing that was.
+3. It does not excuse the loss. Whoever holds the lost note, or a witness that cosigned it, sees that this log does not
+   extend it. The statement shows them who was responsible.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class ProofError(TreeError):
 class TileSource(Protocol):
     """A store of tiles: a folder, a table, a test's memory.
 
-    A tile of height `h` is `2**h` hashes wide, and hash `i` of level `l` is the root of the leaves `i * 2**(h*l)` up
-    to `(i + 1) * 2**(h*l)`. The specification's tiles have the height 8.
+    A tile of height `h` is `2**h` hashes wide. Hash `i` of level `l` is the root of the leaves `i * 2**(h*l)` up to `(i
+    + 1) * 2**(h*l)`. The specification's tiles have the height 8.
     """
 
     def tile(self, level: int, index: int, width: int) -> bytes:

@@ -1,11 +1,11 @@
 """A log's signing keys, made once and stored in separate files.
 
 1. A signing key signs checkpoints and nothing else: it wraps no secret and derives no data key.
-2. A key file appears whole or not at all, never replaces another, and is a regular file of mode 0600 that belongs to
-   this user, reached through no symbolic link. Anything else is refused with what to do.
+2. A key file appears whole or not at all, and never replaces another. It is a regular file of mode 0600 that belongs to
+   this user, reached through no symbolic link. Any other file is refused with instructions.
 3. A log never signs what contradicts what it signed before: `sign_successor` demands a consistency proof.
-4. A statement by a key (`sign_statement`) cannot pass for a checkpoint, nor the reverse: the second line of a
-   checkpoint is a number and that of a statement is not. With ML-DSA-44 the context differs too.
+4. A statement by a key (`sign_statement`) cannot pass for a checkpoint, nor the reverse. The second line of a
+   checkpoint is a number, and that of a statement is not. With ML-DSA-44 the context differs too.
 
 The text of a key is `PRIVATE+KEY+name+id+base64(type ‖ 32-byte seed)`, as the note tools of Go write it.
 """

@@ -1,14 +1,14 @@
 """Check an export, or one leaf with its proof, offline against keys that the reader trusts.
 
-1. Everything is recomputed from the leaves; what the manifest says counts only where it agrees.
+1. Everything is recomputed from the leaves. The manifest's statements count only where they agree.
 2. A bad export is a report with problems, never an exception. The first bad leaf is not named here (a file's digest
    narrows it down to a file): `audit fsck` on the database does that.
-3. The report always says what was not shown (`limits`), the lack of a witness first of all.
-4. The stand-alone `verify_kvcustody.py` is this module with what it needs (`audit/exports/amalgamate.py`). What is
-   reached from here takes from packages what `tlog/backend.py` has, and nothing else.
+3. The report always lists what was not shown (`limits`), beginning with the lack of a witness.
+4. The stand-alone `verify_kvcustody.py` is this module with what it needs (`audit/exports/amalgamate.py`). Code that is
+   reached from here uses packages only through `tlog/backend.py`.
 5. The folder holds exactly the files that the manifest names (`what_belongs`): a stray log or tile is a problem.
-6. What the export encloses is tied to the signed checkpoint: a handover of the signing key is a leaf of the system log
-   and speaks of a tree that is the beginning of the signed one, and so does a timestamp.
+6. The export's enclosures are tied to the signed checkpoint. A handover of the signing key is a leaf of the system log.
+   It refers to a tree that is the beginning of the signed one, and so does a timestamp.
 """
 
 from __future__ import annotations

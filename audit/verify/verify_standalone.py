@@ -10,21 +10,23 @@ The key is the ledger's public key, from somebody you trust and NOT from the exp
 you trust too: a forged export may come with a forged copy of it.
 
 What is checked, in this order:
-  1. The checkpoint is signed by the key (Ed25519; a C2SP signed note), or by one that it handed over to: each
-     handover is signed by both keys, is a leaf of the system log, and names a tree that is the beginning of the
-     signed one. A key that was handed over signs nothing later. The checkpoint states the root of the root log.
+  1. The checkpoint is signed by the key (Ed25519; a C2SP signed note), or by one that it handed over to. Each handover
+     is signed by both keys and is a leaf of the system log. It names a tree that is the beginning of the signed one. A
+     key that was handed over signs nothing later. The checkpoint states the root of the root log.
   2. Each sub-log's head opens a leaf of the root log that the checkpoint covers.
-  3. The leaves give that head: hashed as RFC 6962 says, they lead to its root, none changed, missing, added or moved.
-  4. Every file has the digest and the size that the manifest states, each leaf names the log that it is in, and the
-     folder holds the manifest's files alone: a stray log, tile, folder or link is refused.
-  5. Where the export is of the whole ledger: every leaf of the root log opens to a head that the leaves give, so that
-     no sub-log was left out and none had two histories.
+  3. The leaves give that head: hashed according to RFC 6962, they lead to its root, none changed, missing, added or
+     moved.
+  4. Every file has the digest and the size that the manifest states. Each leaf names the log that it is in. The folder
+     holds only the manifest's files: a stray log, tile, folder or link is refused.
+  5. If the export is of the whole ledger, every leaf of the root log opens to a head that the leaves give. So no
+     sub-log was left out, and none had two histories.
   6. With --head, that a head that you kept from earlier is the beginning of what you were given.
-  7. With --witness, that this witness signed the checkpoint, and when. Timestamps (RFC 3161) are tied to the
-     checkpoint here; their tokens are checked by `openssl ts -verify`. The end says what this does NOT show. Exit
-     status: 0 sound, 1 not, 2 cannot be checked.
+  7. With --witness, that this witness signed the checkpoint, and when. Timestamps (RFC 3161) are tied to the checkpoint
+     here; their tokens are checked by `openssl ts -verify`.
   8. Of a document: that the log's key signed it, or one that leaves of the log name; that every leaf in it is under a
      checkpoint that the log signed; and that it agrees with itself.
+
+The end of the output lists what this does NOT show. Exit status: 0 sound, 1 not, 2 cannot be checked.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """Commit batches to the database: new names, leaves and projections in one transaction.
 
-1. `write` returned means committed. When it raises, the commit may have arrived all the same, so the next transaction
-   skips the names that are there.
-2. A ledger file that was deleted or replaced under an open connection would swallow commits: `StoreGoneError`.
-3. After so many deltas of figures a transaction of its own folds them (`fold`), unless somebody else is
-   there to do it; that it fails changes no figure, and fails no write.
-4. To a ledger writer it is a sink: what a statement is at fault for is refused; whatever the database is, is
-   `SinkAwayError`. Dead predecessors are closed by the writer.
-5. Of a replay only what the database itself calls wrong data is refused: what was durable is not given up for less.
+1. `write` returned means committed. When it raises, the commit may still have succeeded, so the next transaction skips
+   names that exist.
+2. A ledger file that was deleted or replaced under an open connection would lose commits, so it raises
+   `StoreGoneError`.
+3. After `DELTAS_MAX` deltas of figures, a separate transaction folds them (`fold`), unless other code is responsible
+   for it (`folds`). Its failure changes no figure, and fails no write.
+4. A ledger writer uses it as a sink. Data that makes a statement fail is refused; a failure of the database raises
+   `SinkAwayError`. The writer closes dead predecessors.
+5. In a replay, only data that the database itself rejects as wrong is refused, because durable events are not given up
+   for less.
 """
 
 from __future__ import annotations
@@ -93,8 +95,8 @@ class Committer:
     ) -> int:
         """Commit a batch and return how many of its leaves were new; raises the database's errors.
 
-        Those in `rest` are part of the same transaction, and so are the new `names` of the directory, and those in
-        `given`, which may be there already.
+        The batches in `rest` are part of the same transaction. So are the new `names` of the directory, and those in
+        `given`, which may exist already.
         """
         added = self._written(
             names,

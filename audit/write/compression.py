@@ -3,8 +3,8 @@
     packed = compress(batch)
     batch = decompress(packed, bytes_max=16 << 20)
 
-1. A frame states what it becomes, and one that states none, nothing or more than it may is refused before any of it is
-   inflated; one that lies gets no more room than it stated.
+1. A frame states its inflated size. A frame without a size, with size zero, or with more than is permitted is refused
+   before any of it is inflated. A frame that states a false size gets no more room than it stated.
 2. Bytes are one whole frame with nothing behind it, or they are refused.
 """
 

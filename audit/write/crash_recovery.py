@@ -3,18 +3,18 @@
     close_predecessors(committer, engine, clock, worker, incarnation, recorder)       # behind a registration
     close_process(committer, engine, clock, uuid, Closing(SILENCE, ...), recorder)    # nothing was heard of it
 
-1. Custody of a dead incarnation never counts as covered: its end has no receipt, and says so in its cause.
-2. Blocks handed out at admission are known from the opening leaf. What a running request was handed later (growth,
-   copies) is listed at its release only, so a death leaves those few to the counts of allocation alone.
-3. Closing goes step by step, each a transaction of its own that holds the row of the dead process: of any number that
-   close at once each thing is closed by one. What an interrupted closing recorded is not recorded again, and
-   `WorkerDied` comes last, with the figures of all of it.
-4. The leaves of a step are those of a process that begins and ends with them (`record_apart`): one that is killed while
-   it closes another leaves nothing open itself.
-5. Copies off the device that nobody ended are ended the same way, in every tier: in memory they went with the process,
-   and what lies in files is found by no one until the next process of the worker destroys it, by name, and says so.
-6. A process that turns out to live goes on where it was: its own ends count before those that were recorded for it
-   (`verdicts`), and its next leaf says that it has not ended (`append_leaves`).
+1. Custody of a dead incarnation never counts as covered: its end has no receipt, and its cause states that.
+2. Blocks handed out at admission are known from the opening leaf. Blocks that a running request was handed later
+   (growth, copies) are listed only at its release. So after a death only the counts of allocation include those few.
+3. Closing proceeds in steps, each a transaction that locks the row of the dead process. So with any number of closers
+   at once, each thing is closed by one of them. Records of an interrupted closing are not repeated. `WorkerDied` comes
+   last, with the figures of the whole closing.
+4. The leaves of a step belong to a process that begins and ends with them (`record_apart`). So a process that is killed
+   while it closes another leaves nothing open itself.
+5. Copies off the device that nobody ended are ended the same way, in every tier. Copies in memory ended with the
+   process. Copies in files cannot be found until the worker's next process destroys them by name and reports that.
+6. A process that turns out to live continues where it was. Its own ends take precedence over those that were recorded
+   for it (`verdicts`). Its next leaf states that it has not ended (`append_leaves`).
 """
 
 from __future__ import annotations

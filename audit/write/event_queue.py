@@ -4,14 +4,14 @@
 2. Every event but those of class C has a sequence; the sequences of one incarnation have no holes. What may share a
    leaf has none by itself (rule 5): `seal` gives one that covers all that was submitted before.
 3. A ticket is decided once: committed, refused, or given up by its submitter, whichever comes first.
-4. Past twice the capacity events are not kept; a `GapRecorded` for each run of them then names their sequences, and
-   no other.
+4. Past twice the capacity events are not kept; a `GapRecorded` for each run of them then names their sequences, and no
+   other.
 5. Releases, ends and receipts of one tenant that wait together become one `CustodyChanged`, with the sequence after
    those that were given by then: what it tells comes after what it rests on. Whoever orders them by sequence is not
    misled: anything that is submitted later, but an opening or a joined block, comes after it.
 6. Where tenants are kept apart, each has a share of the queue and of the spill. Half of both is divided, by a share
-   that the caller gives for each tenant; the other half is for the ends of what was admitted, which are taken from
-   everybody at any time.
+   that the caller gives for each tenant. The other half is for the ends of what was admitted, which are accepted from
+   every tenant at any time.
 7. A tenant beyond its share is in `over`: nothing more of it is admitted, and everything of everybody else. `over` is
    read without a lock. While little waits nothing is counted, and where nothing is divided it stays empty.
 """

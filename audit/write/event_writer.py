@@ -1,24 +1,24 @@
 """The group-commit writer: events in from the engine, leaves out to a sink, no silent loss.
 
 1. `submit` runs no SQL and does no I/O: it appends to a bounded queue under a lock.
-2. `durable_sequence` is the highest sequence up to which every event was acknowledged by the sink, or fsynced in the
-   spill, or was refused to its caller. An event at or below it survives kill -9.
-3. `submit_durable` returns only after the sink's acknowledgement, which means committed; otherwise it raises
+2. `durable_sequence` is the highest sequence up to which every event was acknowledged by the sink, fsynced in the
+   spill, or refused to its caller. An event at or below it survives kill -9.
+3. `submit_durable` returns only after the sink's acknowledgement, which means committed. Otherwise it raises
    `LedgerUnavailable` within its deadline, and a `Withdrawn` leaf accounts for the sequence. While the sink has not
-   answered for longer than that, it raises at once and queues nothing: who waited once does not wait again.
+   answered for longer than that, it raises at once and queues nothing. So a caller waits only once.
 4. When the sink fails, or the queue is longer than its capacity, class B goes to the spill and is replayed exactly
-   once. When the spill is full too, `admitting` turns False; events then wait in memory up to twice the capacity, and
-   beyond that a `GapRecorded` leaf says which sequences are missing.
+   once. When the spill is full too, `admitting` turns False. Events then wait in memory up to twice the capacity.
+   Beyond that, a `GapRecorded` leaf names the missing sequences.
 5. Recording never blocks scrubbing: no call here waits for the sink except `submit_durable`, `flush`, `issuers` and
    `close`.
 6. At start, spills are replayed and the custody of this worker's dead incarnations is closed as unproven; where the
-   sink may be away then, both happen when it is back. A worker name is one process at a time.
+   sink may be away then, both happen when it is back. Only one process at a time may use a worker name.
 7. Used as a context manager, it records the orderly end of a process without memory of its own, whatever ended the
-   block: such a process comes back as dead only where it was killed. One with memory records its end by itself, with
-   its pool's counters, once its custody has ended.
-8. `close` drains, and where events are in the spill asks the sink once more.
-9. What was spilled is handed in behind live batches, in at most `replay_share` of the time.
-10. An order that nobody would follow is refused with `UnsignedOrderError`, and nothing that came with it is queued
+   block. So such a process counts as dead only if it was killed. A process with memory records its end itself, with its
+   pool's counters, once its custody has ended.
+8. `close` drains, and asks the sink once more if events are in the spill.
+9. Spilled events are handed in after live batches, in at most `replay_share` of the time.
+10. An order that no worker would follow is refused with `UnsignedOrderError`, and nothing that came with it is queued
     (`audit.store.database.signed_orders`, 5).
 """
 

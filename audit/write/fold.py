@@ -1,7 +1,7 @@
 """Fold deltas into sums: deltas are written with the leaves and folded later, by anybody, any number of times.
 
-1. A turn takes a bounded number of deltas and adds them to the sums in one transaction: one that is cut off has done
-   nothing, and what was folded is not there to be folded again.
+1. A turn takes a bounded number of deltas and adds them to the sums in one transaction. So an interrupted turn has done
+   nothing, and a folded delta cannot be folded again.
 2. One folds at a time; whoever else comes has nothing to do. Deltas are taken log by log, so a turn changes few sums.
 """
 

@@ -1,9 +1,9 @@
-"""Make rows from existing leaves: no place is assigned, no process begins, and no leaf is added.
+"""Makes rows from existing leaves without assigning a place, beginning a process or adding a leaf.
 
-1. `rebuild_rows` makes what is a function of one leaf (`audit.project`), with the ledger's own ids. It is for a ledger
-   whose leaves, logs and processes are there: one that moves to another database, or has a new table.
-2. `rebuild_ledger` fills an empty database from leaves alone, as an export has them. Ids of logs and processes are new,
-   a log whose first leaves are gone begins at the first that is left, and processes follow the system log's leaves.
+1. `rebuild_rows` makes the rows that are a function of one leaf (`audit.project`), with the ledger's own ids. It is for
+   a ledger that has its leaves, logs and processes: one that moves to another database, or has a new table.
+2. `rebuild_ledger` fills an empty database from leaves alone, as an export has them. Ids of logs and processes are new.
+   A log whose first leaves are gone begins at the first remaining one. Processes come from the system log's leaves.
 """
 
 from __future__ import annotations

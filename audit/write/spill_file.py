@@ -7,9 +7,9 @@
 3. The segments together never exceed the limit: past it `append` raises `SpillFullError` and changes nothing.
 4. A segment is deleted only after the caller has made all of it durable elsewhere, or is kept as `.kept`; one of which
    a record was refused is set aside as `.refused`. A live process holds a lock on its own, so another never replays it.
-5. A live process holds every segment of its own open until it is retired. One whose file somebody removed, or put
-   another in the place of, is written again from there before anything is added and before a replay: what was called
-   durable rests on no name that may go.
+5. A live process holds every segment of its own open until it is retired. If its file was removed or replaced, it is
+   written again from there before anything is added and before a replay. So data that was called durable does not
+   depend on a name that may disappear.
 """
 
 from __future__ import annotations

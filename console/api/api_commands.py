@@ -1,11 +1,11 @@
 """Commands made from the API's operations: each operation has a command, with its parameters as options.
 
-1. What a path or a query must have is an argument, another parameter or a part of the body an option, by the name in
-   the document. An `order` of newest and oldest is the flag `--oldest-first`, newest without it; one that has other
-   values too is an option as well.
-2. A text of the body may be `@FILE`; a part that is neither text, number, flag nor list of texts is given as JSON.
+1. A required part of a path or a query is an argument. Every other parameter and each part of the body is an option,
+   under its name in the document. An `order` of newest and oldest is the flag `--oldest-first`; without it the newest
+   come first. An `order` that has other values too is an option as well.
+2. A text of the body may be `@FILE`. A part that is neither text, number, flag nor list of texts is given as JSON.
 3. A job is followed to its end with `--wait`, and always on the ledger itself; its files go to `--out`.
-4. What does not fit its schema is refused by its option's name, before anybody is asked.
+4. A value that does not fit its schema is refused before any request is sent. The message names the option.
 """
 
 from __future__ import annotations

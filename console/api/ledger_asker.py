@@ -1,9 +1,9 @@
 """Answers reading operations from a ledger as a control plane does, without one.
 
-1. A ledger is only read. Its parts open when the answer uses them, so a question works on a read-only ledger, beside a
-   running server, on a standby and without settings of a service.
-2. Whoever may read the ledger itself sees all of it, and no read of it is put on record.
-3. Of a ledger itself, a tenant, an actor or an outcome that it does not know is refused with the nearest name.
+1. A ledger is only read. Its parts open when the answer uses them. So a question works on a read-only ledger, beside a
+   running server and on a standby. It needs no settings of a service.
+2. Whoever may read the ledger itself sees all of it, and the read is not recorded.
+3. A tenant, an actor or an outcome that the ledger does not know is refused, and the message gives the nearest name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Records, before leaves are handed over, that a command takes them out of the ledger.
 
-No policy is asked: whoever opens a ledger's own database has all of it. Where it cannot be written (a copy, a login
-that may only read) the command says so, and does what it is asked to with `--unrecorded`.
+No policy is asked: whoever opens a ledger's own database has all of it. Where the record cannot be written (a copy, a
+login that may only read), the command reports that. It then does its work only with `--unrecorded`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 1. Requests are those of the generated workload, at their times, as text, without those that no quota has room for.
    Doors are taken in turns.
-2. Every `TRY_SECONDS` a tenant asks for a prompt that another one has just asked for twice, with that one's salt;
-   somebody goes to a worker past the doors; and somebody comes with a key that is nobody's. `TrafficFigures` counts
-   what came of it.
+2. Three attempts are made every `TRY_SECONDS`, and `TrafficFigures` counts their results:
+   - a tenant sends a prompt that another tenant has just sent twice, with that tenant's salt;
+   - a client goes to a worker past the doors;
+   - a client presents an unknown key.
 """
 
 from __future__ import annotations

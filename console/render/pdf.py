@@ -1,7 +1,7 @@
 """A PDF of a document's HTML, made by WeasyPrint (the extra `reports`) in its own process.
 
 1. The bytes are a function of the HTML, of the fonts in `fonts/` and of the versions of WeasyPrint, fontTools, Pango
-   and HarfBuzz: fontconfig sees no font of the system, and the only date is the document's. The last line says them.
+   and HarfBuzz. fontconfig sees no font of the system, and the only date is the document's. The last line says them.
 2. Nothing is fetched: the HTML holds all that it shows, and an address in it ends the making.
 3. A character that no font here draws is refused by name; nothing is dropped or written another way.
 4. The memory that a PDF takes is the process's, and goes with it.

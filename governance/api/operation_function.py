@@ -1,7 +1,7 @@
 """Calls an operation's function with the arguments of a request.
 
-1. The arguments of a function are read by one validator a place, for requests and local calls alike: what is taken,
-   what is refused and what is said of a refusal is the same, and it is what FastAPI takes, refuses and says.
+1. The arguments of a function are read by one validator for each place, for requests and local calls alike. So both
+   accept and refuse the same values with the same messages, which are those of FastAPI.
 2. A function sees what it is given (`given`), and of the call what it declares.
 """
 

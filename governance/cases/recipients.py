@@ -1,11 +1,11 @@
 """The recipients of a tenant's data: readers by grant, group or segment, each up to the granted classification.
 
-1. They follow from the policies that processes enforced in a period (`policies_in_period`), whose documents count where
-   their digest is the stated one; of a policy whose document nobody has, nothing is known, and it is named.
-2. A way across counts where it was open at some moment of the period: after its first day, before it ended or was
-   taken back everywhere.
-3. That somebody did read is a `decision` leaf, of the first use under a revision (`first_use_us`): of any grant of the
-   owner's to this reader, or of any segment; the leaf does not say which.
+1. They follow from the policies that processes enforced in a period (`policies_in_period`). A policy's document counts
+   if its digest is the stated one. If nobody has the document, nothing is known about the policy, and it is named.
+2. A way across counts where it was open at some moment of the period: after its first day, before it ended or was taken
+   back everywhere.
+3. An actual reading is recorded in a `decision` leaf of the first use under a revision (`first_use_us`). It may be of
+   any grant of the owner's to this reader, or of any segment; the leaf does not record which.
 """
 
 from __future__ import annotations

@@ -3,11 +3,13 @@
     service.record(opened_event(now_us, wanted, actor, calendar))
     check_step(connection, case, step, ...); service.record(step_event(now_us, case, step, trace))
 
-1. A step that the case refuses (`case_record.refusal`) is refused here, before it is on record.
-2. What a step says is held against the ledger: an erasure is one of the tenant that covers the person and was asked for
-   after the request; `erased` needs every answer to it; `not-found` needs a ledger that has no residency of theirs.
-3. Who acts is a principal whom a leaf enrolled. No text names the person: who is behind the pseudonym is in the
-   directory alone, and a text that holds the name as a word is refused as far as the name is known here.
+1. A step that the case refuses (`case_record.refusal`) is refused here, before it is recorded.
+2. A step's claims are checked against the ledger:
+   - its erasure belongs to the tenant, covers the person, and was requested after the person's request;
+   - `erased` needs every answer to the erasure;
+   - `not-found` needs a ledger without a residency of the person.
+3. The actor is a principal whom a leaf enrolled. No text names the person: only the directory links the pseudonym to
+   them. A text that contains the name as a word is refused, as far as the name is known here.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """The worker's agent: reports its status to the control plane and takes its scan orders, on its own thread.
 
-1. Counters are taken on the thread that owns the state: when it opens, at the first step after each report, and when
-   a Governor has nothing to do any more, for nobody may step it then. They are reported with their age, counted from
-   when they were taken, so that being heard and counting anew are told apart.
-2. What a worker says of itself decides nothing there: a report that is lost is followed by the next.
-3. Where the control plane is away or refuses, the agent asks less and less often, up to `_WAIT_SECONDS_MAX`, and
+1. Counters are taken on the thread that owns the state. It takes them when it opens, and at the first step after each
+   report. It also takes them when a Governor becomes idle, because nobody may step it then. They are reported with
+   their age, counted from when they were taken. So the control plane can distinguish a report from a new count.
+2. The control plane decides nothing by a worker's statements about itself. A lost report is followed by the next.
+3. Where the control plane is unreachable or refuses, the agent asks less and less often, up to `_WAIT_SECONDS_MAX`. It
    never disturbs the engine.
-4. A wall clock that is in doubt here is right after all where the control plane's time agrees with it.
+4. A wall clock that is in doubt here is accepted if it agrees with the control plane's time.
 5. A scan that was asked for runs on the thread that owns the state, once in this process. It is answered when its
-   findings are in the ledger, again and again until the answer is taken; a process that ends before leaves the order
-   to the next.
+   findings are in the ledger, and repeatedly until the answer is accepted. A process that ends before that leaves the
+   order to the next.
 """
 
 from __future__ import annotations

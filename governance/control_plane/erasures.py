@@ -1,19 +1,22 @@
 """A worker's inbox of erasures and orders, over the API.
 
-1. What a worker owes is asked for until it has answered: an answer is a leaf in its ledger, so an order that was lost
-   or interrupted comes again, and one that was carried out does not.
-2. The control plane holds the question open until there is something new, so an erasure arrives at once.
-3. Where the control plane is away at the start there is nothing to carry out yet: a process begins with zeroed
+1. An order is sent to a worker until the worker has answered. An answer is a leaf in the worker's ledger. So an order
+   that was lost or interrupted comes again, and one that was carried out does not.
+2. The control plane holds the request open until there is something new, so an erasure arrives at once.
+3. Where the control plane is unreachable at the start, there is nothing to carry out yet: a process begins with zeroed
    blocks.
-4. Orders on keys, and the order that says for whom is enforced, come with the same answer, which is given at once where
-   there is one that the worker has not named. A worker that has heard of none enforces for everybody. Restrictions
-   of processing come with it too, all that are in force: one that is not among them is lifted.
-5. Restrictions are kept in a file, which is written as they are heard: where the control plane is away at the
-   start, those that this worker heard last hold until it says otherwise, since copies in a file tier outlive a process.
-   What was kept and cannot be read is no start.
-6. Each answer renews the custody lease, from when the question was sent, and once the owning thread has what it names.
-7. Destroyed keys that came back with a copy of their file are looked for by the erasures that the control plane has as
-   complete: at the start, or where it is away then, once it answers.
+4. Three more kinds of order come with the same answer. The answer is given at once if it has an order on keys or on
+   enforcement that the worker has not named.
+   - Orders on keys.
+   - The enforcement order. A worker that has received none enforces for everybody.
+   - Restrictions of processing: always all that are in force, so one that is not among them is lifted.
+5. Restrictions are kept in a file, which is written as they are received, because copies in a file tier outlive a
+   process. Where the control plane is unreachable at the start, the last ones received hold until it sends others. A
+   worker whose file cannot be read does not start.
+6. Each answer renews the custody lease, counted from when the request was sent, once the owning thread has what it
+   names.
+7. Destroyed keys may come back with a copy of their file. They are looked for by the erasures that the control plane
+   lists as complete. This happens at the start, or once the control plane answers if it is unreachable then.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
     kept.rewind()                        # all of it is spill again, to be handed in once more
 
 1. Files are those of the spill, with another ending: a spill that was handed in is one of them from then on.
-2. What is kept survives kill -9 once `keep` has returned, and a machine that loses power once it is a second old: they
-   are synced together, at most once a second, and whenever somebody asks about them (`closed`). Only a ledger that goes
-   back to an earlier state within the same second as this machine's power loses what was acknowledged in it.
+2. A kept batch survives kill -9 once `keep` has returned, and a power failure once it is a second old. Batches are
+   synced together, at most once a second, and whenever their state is queried (`closed`). Only a ledger that goes back
+   to an earlier state within the same second as this machine's power loses what was acknowledged in it.
 3. Together they stay within `bytes_max`: beyond it the oldest go, and `dropped_bytes` counts them; so they do where the
    disk has no room for new evidence (`make_room`). What cannot be written is counted too; the batch was acknowledged
    all the same.

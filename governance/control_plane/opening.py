@@ -1,8 +1,10 @@
 """Opens a worker's parts behind a control plane: the connection, the policy, the ledger, the erasures.
 
-1. A key that is refused, a name that is not the key's, a certificate or an address that cannot be used: no start.
-2. Where the control plane is away, a worker starts only with a policy that was signed and that it has kept, under its
-   stated expiry and with the lease over; its events go to the spill until the control plane is back.
+1. A worker does not start with a key that is refused or a name that is not the key's. Nor does it with an unusable
+   certificate or address.
+2. Where the control plane is unreachable, a worker starts only with a signed policy that it has kept. The policy's
+   stated expiry applies, and the lease counts as over. The worker's events go to the spill until the control plane is
+   back.
 """
 
 from __future__ import annotations

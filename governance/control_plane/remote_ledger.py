@@ -1,17 +1,17 @@
 """A worker's ledger behind the control plane: a ledger writer whose sink is the control plane's API.
 
-1. A batch is acknowledged when the control plane has committed it. It skips the leaves that it has.
-2. A process is put on record under its key's worker; one that wrote a spill, and never came so far itself, before that
-   spill's leaves. Registering closes the custody of dead predecessors there.
-3. Once it is heard that a subject was unlinked, pseudonyms in memory that nobody is behind any more are forgotten
-   before the next event is encoded: who comes back has another.
-4. The control plane seals the names that it is handed; the spill here holds them as they are.
-5. What was acknowledged stays in this worker's files (`kept_batches`) until the control plane has it under a signed
-   checkpoint, by a key that is trusted here where one is. Leaves that turn out to be missing there (a database that
-   failed over, or was restored, to an earlier state) are handed in again with everything else that was kept; the
-   ledger skips what it has. How many root leaves were signed when it was asked last is kept too: a ledger that went
-   back while no process of this worker ran is seen by the next one.
-6. The control plane writes the leaves that assign issuers and request erasures: they are asked for by calls, erasures
+1. A batch is acknowledged when the control plane has committed it. The control plane skips leaves that it already has.
+2. A process is recorded under its key's worker. A process that wrote a spill but was never recorded itself is recorded
+   before that spill's leaves. Registering closes the custody of dead predecessors there.
+3. After the news that a subject was unlinked, pseudonyms in memory that no longer stand for anybody are forgotten. This
+   happens before the next event is encoded, so a subject that comes back gets another pseudonym.
+4. The control plane seals the names that it is handed. The spill here holds them in clear.
+5. Acknowledged batches stay in this worker's files (`kept_batches`) until the control plane has them under a signed
+   checkpoint. If this worker trusts signing keys, one of them must have signed it. Leaves may turn out to be missing
+   there, in a database that failed over, or was restored, to an earlier state. They are handed in again with everything
+   else that was kept, and the ledger skips what it has. The last known number of signed root leaves is kept too. So the
+   next process of this worker sees a ledger that went back while none was running.
+6. The control plane writes the leaves that assign issuers and request erasures. They are requested by calls, erasures
    before any leaf about them is handed in (`own_erasures`).
 """
 

@@ -1,14 +1,17 @@
-"""The form of an API key, its digest, and a verification that costs next to nothing, whether a key works or not.
+"""The form of an API key, its digest, and a verification that costs almost nothing, whether or not a key works.
 
-1. `<mark>_<prefix>_<secret>_<checksum>`: whose key it is (`kvcs` of the service, `kvce` of an engine), 12 hexadecimal
-   digits to find it by, 256 random bits, and a CRC-32 that scanners of source code can check offline. Only a BLAKE2b
-   digest of the whole is stored: there are too many keys for anybody to try, so a digest that is dear to compute would
-   slow down those alone who are asked to verify. A file of keys has a random salt, under which its digests are made.
+1. Only a BLAKE2b digest of the whole key is stored. Nobody can try so many keys, so an expensive digest would only slow
+   down those who verify. A file of keys has a random salt, under which its digests are made. The form is
+   `<mark>_<prefix>_<secret>_<checksum>`:
+   - the mark names the kind of key: `kvcs` for the service, `kvce` for an engine;
+   - the prefix is 12 hexadecimal digits to find it by;
+   - the secret is 256 random bits;
+   - the checksum is a CRC-32 that scanners of source code can check offline.
 2. A well-formed key that is unknown costs one comparison of digests, as a known one with a wrong secret does.
-3. What is stored of a key that was made with another key, or in a session, says so in its parameters:
+3. The stored digest of a key that was made with another key, or in a session, names its origin in its parameters:
    `$blake2b$from=<prefix>$in=<digest of the session>$...`.
-4. A key that was verified is remembered for a while under a digest of itself, keyed for this process alone; what its
-   row says (revoked, expired, replaced) is read at every request all the same.
+4. A verified key is remembered for a while, under a digest of itself whose key only this process has. Its row (revoked,
+   expired, replaced) is still read at every request.
 """
 
 from __future__ import annotations

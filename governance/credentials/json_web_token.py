@@ -5,8 +5,8 @@
    issuer's keys and used for nothing else: no path, no address, no query.
 2. Only asymmetric algorithms exist here (`verification_keys`), and exactly one key must be the token's.
 3. Expiry is required, and times are compared with our own clock.
-4. A token that is bound to somebody's key is no bearer's: it counts beside the certificate that it names, and where no
-   certificate is shown, as at an engine's door, it counts for nothing (RFC 8705).
+4. A token that is bound to a key is no bearer token: it counts only together with the certificate that it names. Where
+   no certificate is shown, as at an engine's door, it counts for nothing (RFC 8705).
 """
 
 from __future__ import annotations

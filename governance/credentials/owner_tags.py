@@ -1,7 +1,7 @@
-"""Tags that bind what a client chose to whose it is: equal ids of different owners never meet.
+"""Tags that bind an id chosen by a client to its owner, so that equal ids of different owners never collide.
 
-The door puts one in front of every id that a server keys state by, and the engine in front of a session that reached it
-on another way.
+The door puts a tag in front of every id that a server keys state by. The engine puts one in front of a session that
+reached it on another way.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
-"""Signed scope tokens: how the process that authenticates tells the engine's process whose a request is.
+"""Signed scope tokens, by which the authenticating process tells the engine's process who owns a request.
 
-- A token is a fixed record under a keyed BLAKE2b-128 tag. The tag is compared, in constant time, before anything
-  behind it is read, so no byte that a stranger chose is ever interpreted.
-- `verify` never raises on hostile input and repairs nothing: what is not byte for byte what `issue` wrote is
+- A token is a fixed record under a keyed BLAKE2b-128 tag. The tag is compared, in constant time, before anything behind
+  it is read, so no byte that a stranger chose is ever interpreted.
+- `verify` never raises on hostile input and repairs nothing. Input that is not byte for byte what `issue` wrote is
   `Rejected`, with a reason for the log. A rejected request may run, but reuses nothing.
-- A token covers as many engine requests as its `uses` say, within its life, at one verifier. What was used is
-  remembered until it expires; when that memory is full, for all or for one tenant, tokens are rejected, not trusted.
-- Time never runs back here: a verifier keeps the latest UTC that it saw, and rejects what was issued before it
-  started, so neither a stepped clock nor a restart revives a token.
+- A token covers as many engine requests as its `uses` state, within its life, at one verifier. Used tokens are
+  remembered until they expire. When that memory is full, for all or for one tenant, tokens are rejected, not trusted.
+- Time never runs back here: a verifier keeps the latest UTC that it saw. It also rejects tokens issued before it
+  started. So neither a stepped clock nor a restart revives a token.
 - The client's own salt travels as a keyed digest. It can only narrow.
-- What a door before a router knew of erasures (`edge.erase_epochs`), and the name of the request's route receipt, go on
-  in the token.
+- A door before a router puts two more things in the token: the erase epochs that it knew (`edge.erase_epochs`), and the
+  name of the request's route receipt.
 
     token := base64url(head, receipt?, epochs?, identity, tag)      epochs, identity: scope_token_bytes
     head  := version, key id, flags, uses, life (s), issued (ms), nonce
 
-A whole token that fits in 128 characters is vLLM's `cache_salt`; a longer one travels beside a reference to
-its tag (`carry`).
+A whole token that fits in 128 characters is vLLM's `cache_salt`; a longer one travels beside a reference to its tag
+(`carry`).
 """
 
 from __future__ import annotations

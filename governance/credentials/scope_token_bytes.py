@@ -1,8 +1,8 @@
 """The bytes of an identity inside a scope token, and the text that carries them.
 
-- Every text is announced by a flag and has its length before it, so missing and empty differ, no text can pose as
+- A flag announces every text, and its length stands before it. So missing and empty texts differ, no text can pass for
   another, and different identities give different bytes.
-- One sequence of bytes has one text: unpadded base64url without stray bits, which vLLM accepts as a salt.
+- Each byte sequence has exactly one text: unpadded base64url without stray bits, which vLLM accepts as a salt.
 
     identity := text*, salt?                     issuer, tenant, then those that the flags announce
     text     := length, UTF-8

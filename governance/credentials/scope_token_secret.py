@@ -1,12 +1,11 @@
 """The secret under scope tokens: a 0600 file of its own, made at first start, shared by door and engine.
 
-It is not derived from the root key, because the process that faces the network issues tokens, and that process must
-never hold what opens every tenant's keys. Whoever reads this file can claim to be any tenant; nobody who reads it can
-compute a block key.
+It is not derived from the root key. The process that faces the network issues tokens, and it must never hold a secret
+that opens every tenant's keys. Whoever reads this file can claim to be any tenant, but cannot compute a block key.
 
-- Processes that race to make the file all end up with the same secret: it appears whole, under its name, or not at
-  all.
-- What is read obeys the rules of a root key file: a regular file of 32 bytes, ours, 0600, behind no symbolic link.
+- Processes that race to make the file all get the same secret: the file appears whole, under its name, or not at all.
+- A file is read only if it obeys the rules of a root key file: a regular file of 32 bytes, ours, 0600, behind no
+  symbolic link.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""The custody of one process: acts that change the limits of custody, and acts that end, compare and account for it.
+"""The custody of one process: acts that change its limits, and acts that end, compare and account for it.
 
-`Governor` adds requests over pools that are ours, `EnginePort` those of an engine that allocates by itself. What either
-pool does of an act is behind `Books`.
+`Governor` adds requests over our own pools; `EnginePort` adds those of an engine that allocates its own blocks. `Books`
+hides how either pool carries out an act.
 
 - A widening act is durable before it takes effect; a narrowing one takes effect first.
 - What is revoked stays revoked, under every later revision.
-- The policy is enforced for every request, unless an order says for whom not, this process allows that (`may_monitor`)
-  and the policy's profile is `shared`. What an order enforces holds at once; what it opens is on record before.
+- The policy is enforced for every request. It is not enforced for those whom an order exempts, if this process allows
+  that (`may_monitor`) and the policy's profile is `shared`. An order that enforces takes effect at once; one that
+  exempts is recorded first.
 - An erasure, a restriction and a scan reach every pool and tier of the process.
 """
 

@@ -1,18 +1,20 @@
 """Decisions in one process: plans, keys, leases and commands under the active policy revision.
 
-`custody.Custody` changes what holds, over whichever pool.
+`custody.Custody` changes the limits and grants, over whichever pool.
 
 - Every reuse is decided at the request's own instant under the active revision.
 - A widening act is durable before it takes effect; a narrowing one takes effect first.
 - One thread owns the state; commands from elsewhere wait in a queue that `step` drains and acknowledges.
 - Every deadline is compared with one time, which no step of a clock sets back (`DeadlineClock`); each step looks at it.
-- What is revoked stays revoked, under every later revision. Without word from the control plane within the lease
-  nothing but the own scope is reused; under a revision that has expired, nothing. No step of a clock reopens either.
-- Without word of the newest erasures within the custody lease nothing is reused at all. A request through a door that
-  knows other erasures than this process shares nothing with any other (`edge.worker_epochs`).
-- Whose processing a case restricts (GDPR 18) is asked of `restricted`, whatever the policy and orders to monitor say.
-- The policy is enforced for every request, unless an order says for whom not, this process allows that (`may_monitor`)
-  and the policy's profile is `shared`. What an order enforces holds at once; what it opens is on record before.
+- What is revoked stays revoked, under every later revision. If the control plane is not heard within the lease, only
+  the own scope is reused; under an expired revision, nothing is. No step of a clock reopens either.
+- If the newest erasures are not heard within the custody lease, nothing is reused at all. A request shares nothing with
+  any other if its door knows other erasures than this process (`edge.worker_epochs`).
+- `restricted` tells whose processing a case restricts (GDPR 18). This applies whatever the policy and monitoring orders
+  are.
+- The policy is enforced for every request. It is not enforced for those whom an order exempts, if this process allows
+  that (`may_monitor`) and the policy's profile is `shared`. An order that enforces takes effect at once; one that
+  exempts is recorded first.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The one call by which a tenant's own acts are authorized at run time; what it reuses is decided by `ReuseDecider`.
+"""The one call that authorizes a tenant's own acts at run time. Reuse is decided by `ReuseDecider`.
 
 1. Every action of the policy has a caller at run time, and nothing else asks a table (`tests/architecture`).
-2. A permit that takes something out of this cache, or acts on what is in it, is on record durably before it is used
-   (class A), the first of its kind under a revision; a denial is counted (class C).
-3. Where no policy is known that could be asked, a role decides, and that is on record in the same way (`role_event`).
-4. Nothing is asked for each block: `admit`, `publish` and `retain` are decided when a plan is made, `offload` when a
-   request or a cache begins whose blocks may leave the device.
+2. A permit that takes something out of this cache, or acts on its content, is recorded durably before it is used (class
+   A). Only the first of its kind under a revision is recorded. A denial is counted (class C).
+3. Where no policy is known, a role decides, and that is recorded in the same way (`role_event`).
+4. No decision is made for each block. `admit`, `publish` and `retain` are decided when a plan is made. `offload` is
+   decided when a request or a cache begins whose blocks may leave the device.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a worker records about its policy, besides the activation.
 
-1. The document is recorded in pieces beside the activation, so that whoever reads the ledger can tell what is in effect
-   where it was never released there. The activation's digest says whether it is the right one.
-2. Nothing waits for it: of a document that is too long, or that was lost, the digest alone is known.
+1. The document is recorded in pieces beside the activation. So a reader of the ledger knows the policy in effect even
+   where it was never released there. The activation's digest shows whether it is the right one.
+2. Nothing waits for it. If a document is too long, or was lost, only its digest is known.
 """
 
 from __future__ import annotations

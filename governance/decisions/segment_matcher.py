@@ -1,15 +1,15 @@
-"""Declared segments: prompt prefixes that an operator opened to more than their scope, recognised on the server.
+"""Declared segments: prompt prefixes that an operator declared wider than their scope, recognised on the server.
 
-- A segment is matched by a keyed digest over the token ids at the prompt's start. No caller names, hints or
-  supplies one.
-- The digest covers the whole blocks that end at least 8 tokens before the declared text does, because a
-  tokenizer may merge across the text's end.
-- The key derives from the owner's epoch secret, the model and the block size: a digest says nothing about
-  the text, and dies with the epoch.
+- A segment is matched by a keyed digest over the token ids at the prompt's start. No caller names, hints or supplies
+  one.
+- The digest covers the whole blocks that end at least 8 tokens before the declared text ends. The margin is needed
+  because a tokenizer may merge across the text's end.
+- The key derives from the owner's epoch secret, the model and the block size. So a digest reveals nothing about the
+  text, and ends with the epoch.
 - At most 16 candidates are searched; one short hash of the first block decides whether any could match.
 
-A policy stores a segment as its declared token count and 64 hex digits: 16 of the first block's digest, then
-48 of the digest at the last covered block. Both parts are compared, 256 bits together.
+A policy stores a segment as its declared token count and 64 hex digits: 16 of the first block's digest, then 48 of the
+digest at the last covered block. Both parts are compared, 256 bits together.
 """
 
 from __future__ import annotations
@@ -82,9 +82,8 @@ class _Group(NamedTuple):
 class SegmentMatcher:
     """The candidates of one (reader, policy revision, model), primed once and searched per request.
 
-    Build it anew when the policy or an owner's key epochs change. Every readable epoch of an owner is tried,
-    so that a segment keeps matching through a rotation until the epoch that it was declared under is
-    destroyed.
+    Build it anew when the policy or an owner's key epochs change. Every readable epoch of an owner is tried. So a
+    segment keeps matching through a rotation, until the epoch that it was declared under is destroyed.
     """
 
     def __init__(self, keyring: Keyring, candidates: Iterable[Candidate], *, model: bytes, block_tokens: int) -> None:

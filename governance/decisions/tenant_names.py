@@ -1,7 +1,8 @@
 """Names of principals' tenants, and which tenants are admitted: the one place where issuers count.
 
-1. Under a policy that lists `issuers`, the first of them owns the bare ids and only theirs are admitted; under one that
-   lists none, only those of the one issuer that the ledger, or else this worker's keys, have ever had.
+1. Under a policy that lists `issuers`, the first of them owns the bare ids, and only tenants of listed issuers are
+   admitted. Under a policy without `issuers`, only tenants of one issuer are admitted: the one that the ledger, or else
+   this worker's keys, have ever had.
 2. An issuer is on record, durably, before a tenant of its is named for the first time. The ledger's bare ids are for
    good whose they were first, so a policy or a principal that says otherwise is refused.
 3. While the ledger is away, those issuers go on whose tenants have keys here: they were recorded, or are about to be.

@@ -4,10 +4,11 @@ them.
 1. The door puts it where a router takes its namespace from, and the engine into the events that the router's index is
    made of. It is equal in every process with the scope token secret; nobody else can make one, or tell whose it is.
 2. It is a place to look in, never an authority: what an engine may reuse, the engine decides.
-3. It ends with each erase epoch of its scope (`erase_epochs`), and after `days`, so that no name lives on. Names of
-   one deployment change on different days.
-4. Where an index takes equal blocks to have one hash at every worker, a block has a hash under its name: equal in every
-   process with the secret for equal tokens behind equal blocks, and another under each name, and so after each epoch.
+3. It ends with each erase epoch of its scope (`erase_epochs`), and after `days`, so that no name lives on. Names of one
+   deployment change on different days.
+4. Where an index expects equal blocks to have one hash at every worker, a block has a hash under its name. The hash is
+   equal in every process with the secret, for equal tokens behind equal blocks. It differs under each name, and so
+   after each epoch.
 """
 
 from __future__ import annotations

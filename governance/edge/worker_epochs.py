@@ -5,11 +5,12 @@
     epochs.agree(principal, token_epochs)     # whether door and worker know the same
     epoch_salt(salt, token_epochs, ...)       # what separates what was before an erasure from what is after it
 
-1. A request whose token has other epochs than the worker is served, finds nothing and leaves nothing that can be found:
-   it began before an erasure, or the door or the worker is behind.
-2. Where they agree, the epochs are part of the key of the request's own domain. So what was written before an erasure
-   is out of reach from the raise on, in every pool, tier and engine, even where the erasure itself arrives later.
-3. A tenant-wide domain has the epochs of fleet and tenant alone. What one subject wrote in it, the erasure ends.
+1. A request whose token has other epochs than the worker is served, but finds nothing and leaves nothing that can be
+   found. Either it began before an erasure, or the door or the worker is behind.
+2. Where they agree, the epochs are part of the key of the request's own domain. So blocks written before an erasure are
+   unreachable from the raise on, in every pool, tier and engine. This holds even where the erasure itself arrives
+   later.
+3. A tenant-wide domain has only the epochs of fleet and tenant. The erasure itself ends what one subject wrote in it.
 4. A request that came through no door has no epochs, and keeps the domain without them.
 """
 

@@ -1,12 +1,15 @@
 """Erasures of one process from effect to completion: pending blocks, deadlines, and records.
 
 - An erasure takes effect in `begin`, before it returns: nothing that it covers is attached any more.
-- It is complete when every block that it ended is zero with receipts, every request that may finish has, every tier
-  says so, and no known backup has the keys that it destroyed. Only then is it on record as complete, with what
-  lawfully stays by count and reason.
-- At its deadline, requests that may finish are ended. What is not done then is on record as partial, with the reason,
-  and is awaited further.
-- The same erasure a second time changes nothing and says the same.
+- It is complete when all of the following hold. Only then is it recorded as complete, with the count and reason of
+  blocks that lawfully stay.
+  - every block that it ended is zero with receipts;
+  - every request that may finish has finished;
+  - every tier has confirmed;
+  - no known backup has the keys that it destroyed.
+- At its deadline, requests that may finish are ended. The part that is not done then is recorded as partial, with the
+  reason, and is still awaited.
+- Running the same erasure a second time changes nothing and gives the same answer.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 - Keys come from the plan's primed states (docs/concepts/keys.md, "The hierarchy"); the running state goes on at decode,
   so nothing hashes twice.
-- A prefix found through a grant keeps the owner's keys only as far as it can be attached; from there on the request's
-  own chain goes on, seeded with the last key, so nothing is ever published into the owner's domain.
+- A prefix found through a grant keeps the owner's keys only as far as it can be attached. From there on the request's
+  own chain continues, seeded with the last key. So nothing is ever published into the owner's domain.
 - Engines with several layer groups get the own domain alone: a wider one needs one boundary for every group.
 - An engine that looks keys up one by one may have them made so: what the look-up does not reach is made when the blocks
   are published.

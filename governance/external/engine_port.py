@@ -1,4 +1,4 @@
-"""The engine port: what the adapter of an engine that allocates by itself reports, and what it gets back.
+"""The engine port: what the adapter of an engine with its own allocator reports, and what it gets back.
 
 The engine keeps its allocator and its index. It reports which blocks it handed out, attached, published and released,
 by index; the port answers with keys, decisions and orders to evict, abort or withhold (`EngineControl`):
@@ -19,14 +19,14 @@ Where its workers can sum blocks (`can_sum`), a policy may ask for `integrity`, 
 docs/build/engine-port.md has a complete example.
 
 - A request without a valid identity reads nothing, publishes nothing and holds nothing; its blocks are in custody.
-- Keys are made here, of the request's own, granted and segment domains, and nowhere else; a request whose reuse is
-  denied has keys that no other request can compute.
-- What is due has ended before any look-up answers, and attach is checked again, block by block.
+- Keys of the request's own, granted and segment domains are made only here. A request whose reuse is denied has keys
+  that no other request can compute.
+- Due blocks have ended before any look-up answers, and attach is checked again, block by block.
 - Every block that is not zero is in the scrub order of the step that first writes to it.
-- An adapter may report late what costs time, if it says so (`defer_calls`): the port then asks for it before it decides
-  or ends anything.
+- An adapter may make costly reports late, if it declares that (`defer_calls`). The port then asks for them before it
+  decides or ends anything.
 - Reporting something twice changes nothing; reporting something impossible raises `IsolationError`.
-- A residency is on record before its end, and before anything that it gives back while it runs.
+- A residency is recorded before its end, and before anything that it gives back while it runs.
 """
 
 from __future__ import annotations
@@ -163,13 +163,13 @@ class EnginePort(TieredPort):
     def defer_calls(
         self, flush: Callable[[], None], *, hand_outs_alone: bool = False, indexes_at_once: bool = False
     ) -> None:
-        """The adapter makes its calls later, in order; `flush` makes it make all of them now.
+        """Let the adapter make its calls later, in order; `flush` causes it to make all of them now.
 
-        `indexes_at_once`: what a step computes is in the engine's index when the step is scheduled.
+        `indexes_at_once`: the blocks that a step computes are in the engine's index when the step is scheduled.
 
-        `hand_outs_alone`: it tells only hand-outs late, and each before anything else about its block. Then what ends
-        or is scrubbed meanwhile is none of theirs, and neither a step in which nothing else is due nor a word on
-        other blocks waits for them.
+        `hand_outs_alone`: it reports only hand-outs late, and each before anything else about its block. Then nothing
+        that ends or is scrubbed meanwhile is among them. So two things need not wait for them: a step in which nothing
+        else is due, and a report on other blocks.
         """
         self._flush_deferred = self._books.flush = flush
         self._defers_hand_outs_alone, self._indexes_at_once = hand_outs_alone, indexes_at_once
@@ -192,14 +192,15 @@ class EnginePort(TieredPort):
         trace: str = "",
         asked_us: int | None = None,
     ) -> ExternalResidency | AdmissionRefused:
-        """A request has arrived: who it is and what it may ever read. `request_id` must be the engine's own.
+        """Admit a request that has arrived: its identity, and what it may ever read. `request_id` must be the engine's
+        own.
 
-        `principal` None: no valid identity. `tokens`: prompt token ids; `extras`: framed extra content by the
-        block in which it ends; `max_tokens`: the most that will be generated; `groups`: layer groups, each with blocks
-        of its own; `keyed` False: the prompt has content that no key covers, so nothing of it is reused; `trace`: the
-        W3C trace id that it came with, for its leaves alone; `asked_us`: when it came, in boot time, where that was
-        before now. Raises `ConfigError` for token ids that are not integers of 31 bits, a count that is none, and extra
-        content that is not framed, and `IdentityError` for a malformed hint or trace.
+        `principal` None: no valid identity. `tokens`: prompt token ids; `extras`: framed extra content by the block in
+        which it ends; `max_tokens`: the most that will be generated; `groups`: layer groups, each with blocks of its
+        own; `keyed` False: the prompt has content that no key covers, so nothing of it is reused; `trace`: the W3C
+        trace id that it came with, only for its leaves; `asked_us`: when it came, in boot time, if that was before now.
+        Raises `ConfigError` for token ids that are not integers of 31 bits, an invalid count, and extra content that is
+        not framed. Raises `IdentityError` for a malformed hint or trace.
         """
         max_tokens, groups = read_count("max_tokens", max_tokens), read_count("groups", groups, 1)
         kinds = read_kinds(hints.kinds) if hints.kinds else ()

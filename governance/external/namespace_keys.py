@@ -1,11 +1,13 @@
 """Look-up for an engine whose index is a tree of token ids, such as SGLang's: namespaces instead of block keys.
 
-`EnginePort.look_up_tree` decides with `look_up_tree` which namespaces a request may walk, in which order, and how far.
+`EnginePort.look_up_tree` uses `look_up_tree` to decide which namespaces a request may walk, in which order, and how
+far.
 
-- A namespace is named by the digest of a domain's primed state: nobody without the domain's key can name it, and two
+- A namespace's name is the digest of a domain's primed state. So nobody without the domain's key can name it, and two
   domains never share one. Inside it the engine compares token ids.
-- A chain that goes on in another domain is that domain's namespace below the node where the one before ended, so what
-  lies under a granted or declared prefix is reached through it alone: the path is what a seeded key is elsewhere.
+- A chain may continue in another domain. It is then in that domain's namespace, below the node where the previous part
+  ended. So content below a granted or declared prefix is reached only through that prefix: the path does what a seeded
+  key does elsewhere.
 - The engine publishes along the same spans, and nowhere else.
 """
 

@@ -183,12 +183,12 @@ class Governor(Custody[BlockManager]):
         """Decide, look up, attach and allocate for one request.
 
         `tokens`: prompt token ids, a list of ints or an int32 array. `extras`: framed extra content by the block in
-        which it ends (`identity.extra_content.frame`). `trace`: the W3C trace id that the request came with, for its
-        leaves alone. `asked_us`: when the request came, in boot time, where it waited before it was asked for here;
-        `is_resumed`: it had its first token before, under another id; of this id the Governor knows. `takes_partial`:
-        what it left when it was preempted by swap is told with the tokens of its last block, which is not full.
-        Raises `IdentityError` for a malformed identity, hint or trace and `ConfigError` for token ids
-        that are not integers of 31 bits, a negative count, and extra content that is not framed.
+        which it ends (`identity.extra_content.frame`). `trace`: the W3C trace id that the request came with, only for
+        its leaves. `asked_us`: when the request came, in boot time, if it waited before this call. `is_resumed`: it had
+        its first token before, under another id; for the same id the Governor knows that itself. `takes_partial`: the
+        content that it left when it was preempted by swap comes with the tokens of its last block, which is not full.
+        Raises `IdentityError` for a malformed identity, hint or trace. Raises `ConfigError` for token ids that are not
+        integers of 31 bits, a negative count, and extra content that is not framed.
         """
         if type(lookahead_tokens) is not int or lookahead_tokens < 0:
             lookahead_tokens = read_count("lookahead_tokens", lookahead_tokens)
@@ -697,8 +697,8 @@ class Governor(Custody[BlockManager]):
     def preempt(self, request_id: Hashable, *, swap: bool = False) -> bool:
         """Give up a request's blocks: computed ones stay CACHED under their hold, and its next admission may find them.
 
-        `swap`: with tiers, all of it goes to one now, its last block that is not full too, to be brought back by an
-        admission of all its tokens that `takes_partial`.
+        `swap`: with tiers, all blocks go to one now, including the last block that is not full. An admission of all its
+        tokens that `takes_partial` brings them back.
         """
         sequence = self._live.get(request_id)
         if not swap or sequence is None or self.offload is None:

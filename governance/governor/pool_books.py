@@ -1,17 +1,18 @@
 """The books of our own pools: block managers and their running sequences.
 
-An erasure ends all custody of a selector, now, in every state:
+An erasure ends all custody that a selector matches, at once and in every state:
 
-- Requests of the selector, and readers of what only it owns, are aborted, or marked: they then publish nothing more,
-  leave no hold, and what they alone use is found by nobody. Their blocks are on the way to CLEAN when they end.
+- Requests of the selector, and readers of blocks that only it owns, are aborted or marked. A marked request publishes
+  nothing more and leaves no hold, and no look-up finds the blocks that only it uses. Their blocks are on the way to
+  CLEAN when the requests end.
 - A block that another lawful holder still holds or uses stays, and is counted with the reason.
-- The owner tenant's erasure overrides readers that came through a grant: their continuations become unreachable.
-- What ended before, may be theirs and is not CLEAN yet is covered too, and awaited: who wrote a block of a wider
-  domain is known to the ledger, not to the pool.
+- The owner tenant's erasure overrides readers that use a grant: their continuations become unreachable.
+- Blocks that ended before, may belong to the selector and are not CLEAN yet are covered too, and awaited. The reason:
+  the ledger knows who wrote a block of a wider domain, but the pool does not.
 
-Conservation's counters come from states, generations, block tables and devices only, from no event. A block is live
-until its custody end is on its way to the ledger, so FENCED blocks are live, and so are those quarantined because
-their fence never retired.
+Conservation's counters come only from states, generations, block tables and devices, never from events. A block is live
+until its custody end is on its way to the ledger. So FENCED blocks are live, and so are blocks that are quarantined
+because their fence never retired.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 1. The prefill worker signs with its own Ed25519 key. Others have its public key alone, so none can make its tickets.
 2. A ticket is for one decode worker by name, of one life of the prefill worker, and ends at its deadline.
-3. It names the blocks by a digest over their keys, which are keyed by the domain: it fits no other prompt, tenant,
-   subject, model or epoch, and whoever reads it learns none of them.
+3. It names the blocks by a digest over their keys, which are keyed by the domain. So it fits no other prompt, tenant,
+   subject, model or epoch, and reveals none of them to a reader.
 4. It opens nothing: what is fetched is sealed, and opens only for who has the domain's keys.
 
     ticket := "kvh1." base64url(record, signature)

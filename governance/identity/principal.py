@@ -77,9 +77,9 @@ def identify(
 ) -> Principal:
     """Return the principal of an authenticated request.
 
-    `issuer` and `tenant` come from authentication, `verified` from the claims of the same token (`subject`,
-    `session`, `classification`), `asserted` from what the tenant says of itself in the request (`subject`,
-    `session`). A key that is absent or `None` is missing; anything else must be a well-formed identifier.
+    `issuer` and `tenant` come from authentication, and `verified` from the claims of the same token (`subject`,
+    `session`, `classification`). `asserted` comes from the tenant's statements in the request (`subject`, `session`). A
+    key that is absent or `None` is missing; anything else must be a well-formed identifier.
     """
     if tenant is None:
         raise IdentityError("tenant: missing", field="tenant", reason="missing")

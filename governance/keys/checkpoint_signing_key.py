@@ -1,9 +1,10 @@
-"""The key that signs the ledger's checkpoints: created once, on record before it signs, and handed over on record.
+"""The key that signs the ledger's checkpoints. It is created once, recorded before it signs, and replaced only by a
+recorded handover.
 
-- A signing key is in a file of its own, apart from the root key and every data key, and signs for the ledger whose
-leaves name it. A ledger that another key signs for is left to that key: nothing here forks its signatures.
-- A handover is a class A event that both keys signed: it is durable before the new key's file takes the old one's
-place, and a crash between the two is finished at the next start.
+- A signing key is in a file of its own, apart from the root key and every data key. It signs for the ledger whose
+  leaves name it. A ledger that another key signs for is left to that key: nothing here forks its signatures.
+- A handover is a class A event that both keys signed. It is durable before the new key's file replaces the old one. A
+  crash between the two is repaired at the next start.
 """
 
 from __future__ import annotations

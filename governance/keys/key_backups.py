@@ -1,4 +1,4 @@
-"""Known backups of a key file: until when each is kept, and whether one from before a moment still opens.
+"""Known backups of a key file: how long each is kept, and whether a backup from before a moment can still be opened.
 
     backups = KeyBackups(path)                   # of the file of keys
     backups.add(made_us, until_us)               # `kvcustody keys backup`
@@ -6,13 +6,13 @@
     backups.moved(now_us, root)                  # `kvcustody keys rewrap` begins: from now on there is another root key
     backups.end(root)                            # `--end-old`: what this root key alone opens is no backup any more
 
-1. They stand beside the file of keys (`.backups`). A backup that nobody told of is not known. That one is gone by its
-   date is the word of who made it.
-2. A record is appended and synced, or torn by a crash: then it is none, and so is the backup.
+1. They are listed beside the file of keys (`.backups`). A backup that nobody reported is not known. Only its maker's
+   statement shows that a backup is destroyed by its date.
+2. A record is appended and synced. A record that a crash cut short does not count, and neither does its backup.
 3. Clocks differ by `CLOCKS_DIFFER_US` at most: a backup that seems so much later may be from before.
-4. A backup is under the root key that the next move is away from; between two moves away from one root key, the first
-   of which was cut short, it may be under both, and no root key's end ends it.
-5. Records are appended alone: who adds one while another root key ends loses none.
+4. A backup is under the root key that the next move leaves. Between two moves away from one root key, of which the
+   first was cut short, a backup may be under both root keys. Then the end of neither root key ends it.
+5. Records are only ever appended, so a record added while another root key ends is not lost.
 """
 
 from __future__ import annotations

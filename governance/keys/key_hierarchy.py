@@ -2,8 +2,8 @@
 
     tree = read_hierarchy(keyring_path, shred_keys_path, now_us)
 
-1. Nothing is unwrapped, so no root key is needed; owners of epochs are named as the store names them, and whose a
-   subject's key is nobody can tell: it is counted, and named by its random id.
+1. Nothing is unwrapped, so no root key is needed. Owners of epochs are named as the store names them. A subject's key
+   cannot be attributed to a subject: it is counted, and named by its random id.
 2. A store that does not exist holds no keys; one that cannot be read raises `KeyringError`.
 """
 

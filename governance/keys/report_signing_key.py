@@ -1,8 +1,9 @@
-"""The key that signs evidence reports: created once, on record before it signs, and handed over on record.
+"""The key that signs evidence reports. It is created once, recorded before it signs, and replaced only by a recorded
+handover.
 
-- It is in a file of its own and signs nothing but reports. The ledger that names it is the one that it signs for.
-- A handover is a class A event that both keys signed: durable before the new key's file takes the old one's place. A
-crash between the two is finished at the next use.
+- It is in a file of its own and signs nothing but reports. It signs for the ledger that names it.
+- A handover is a class A event that both keys signed. It is durable before the new key's file replaces the old one. A
+  crash between the two is repaired at the next use.
 """
 
 from __future__ import annotations

@@ -6,12 +6,13 @@
    wrap opens any more, in whatever backup it is. A subject or an object never has a key in the service.
 2. Shred keys are wrapped by a local root key, which a key of the service wraps (`path`). So a process asks the service
    once for all of them, and once for each epoch that it uses.
-3. Names of keys in the service are digests of the deployment's root, owner and epoch: who lists them learns no tenant,
-   and two deployments share no key.
-4. A service that did not answer is not asked again for `_PAUSE_SECONDS`, and for `_PAUSE_TIMES` as long as it was
-   waited for: a call fails at once then. One that hangs holds an engine up for no more than a fifth of the time.
-5. Who has the unwrapped secrets goes on without the service for `outage_seconds`. After that `may_seal` says no, so
-   that tiers neither seal nor open; what is on the device is served as before.
+3. Names of keys in the service are digests of the deployment's root, owner and epoch. So a list of them reveals no
+   tenant, and two deployments share no key.
+4. A service that did not answer is not asked again for `_PAUSE_SECONDS`, or for `_PAUSE_TIMES` the time spent waiting
+   for it if that is longer. Calls fail at once meanwhile. A hanging service holds an engine up for at most a fifth of
+   the time.
+5. A process with the unwrapped secrets continues without the service for `outage_seconds`. After that `may_seal`
+   refuses, so that tiers neither seal nor open. Blocks on the device are served as before.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ Answer = TypeVar("Answer")
 class KeyService(Protocol):
     """Keys by name, shared by several processes. Each call ends within the service's own deadline.
 
-    Each raises `KeyServiceUnavailable` where the service does not answer or refuses this process, and `KeyringError`
-    for a key that is destroyed or a wrap that does not open.
+    Each raises `KeyServiceUnavailable` where the service does not answer or refuses this process. Each raises
+    `KeyringError` for a destroyed key or a wrap that does not open.
     """
 
     @property

@@ -3,11 +3,11 @@
     chain = monitor.chain(own_domain, pool, model, salt)     # the engine's own keys, in a domain of the tenant's own
     request = MonitoredRequest(chain, ...)                   # its standing; a forecast says what it would have found
 
-- What a monitored request reads and leaves is keyed as an engine without governance keys it: by tokens, model and the
-  caller's own salt, under one random key of this process that no enforced chain derives from. So no enforced request
-  can compute the key of a monitored block, nor a monitored one that of an enforced block.
-- Whose a block is stays true: each tenant's monitored blocks are in domains of its own (twins of those that the policy
-  gives it), under its account, and end with its erasures.
+- A monitored request's blocks are keyed as an engine without governance keys them: by tokens, model and the caller's
+  own salt. The keys are under one random key of this process, from which no enforced chain derives. So no enforced
+  request can compute the key of a monitored block, nor the reverse.
+- A block's owner stays correct. Each tenant's monitored blocks are in its own domains: twins of those that the policy
+  gives it. They are under its account, and its erasures end them.
 - A twin that is closed serves nobody; the next request gets another.
 """
 

@@ -1,9 +1,10 @@
 """Structured logs in which no secret, token or content can appear.
 
-1. Every value passes `safe_value` before it is rendered: bytes, arrays, tensors, lists of numbers, key buffers and
-   hash states become a note of their type. Names that carry content or secrets are withheld whatever their value.
-2. Text is bounded, its control characters are escaped, and hexadecimal or base64 runs and number lists inside it are
-   replaced, so neither a key nor a bare hash nor token ids reach a line inside a message.
+1. Every value passes `safe_value` before it is rendered: bytes, arrays, tensors, lists of numbers, key buffers and hash
+   states become a note of their type. Fields whose names stand for content or secrets are withheld, whatever their
+   value.
+2. Text is bounded and its control characters are escaped. Hexadecimal or base64 runs and number lists inside it are
+   replaced. So no message can carry a key, a bare hash or token ids into a line.
 3. An exception is logged as its type and place. Only our own errors show their message; no local variable is shown.
 """
 

@@ -6,7 +6,7 @@
     cost.error                                  # what the predictions were wrong by, as a share of what was measured
 
 1. seconds = start + token x n + pair x (n x before + n^2 / 2): every token passes through the layers, and attends to
-   all before it, so the work of a token grows with its position. None of the three is negative.
+   all before it. So the work of a token grows with its position. None of the three is negative.
 2. Older prefills weigh less: half, after `HALF_LIFE` newer ones. Nothing is predicted before `LEARNED_MIN`.
 3. `error` is over predictions that were made before the prefill in question was learned from.
 4. A prefill's time is from its blocks to its first token. What else the engine did meanwhile is in it, and in `error`.

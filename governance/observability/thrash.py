@@ -3,11 +3,11 @@
     watch = ThrashWatch()
     watch.look(counters, room)                 # at each snapshot; {tenant: is it thrashing}
 
-1. A window of a tenant is as many blocks, attached or computed again, as it may have, and is judged from a quarter of
-   that on. It thrashes when at least half of them were computed again after they had been evicted.
-2. What was judged stands until the next window.
-3. The advice is the pool plus the distance that nine in ten of the blocks computed again do not exceed
-   (`allocator.prefix.evicted_keys`), to a power of two: what would have been hits.
+1. A tenant's window is as many blocks as it may have, attached or computed again. It is judged once it is a quarter
+   full. The tenant thrashes when at least half of the window's blocks were computed again after they had been evicted.
+2. A verdict stands until the next window.
+3. The advice is the pool plus a distance (`allocator.prefix.evicted_keys`), to a power of two. Nine in ten of the
+   blocks computed again do not exceed that distance: they would have been hits.
 """
 
 from __future__ import annotations

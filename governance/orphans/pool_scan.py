@@ -1,7 +1,10 @@
 """A full scan of one pool: disagreements of the allocator, the live sequences and the queues, and their repairs.
 
-`PoolScan.findings` gives each disagreement with its repair: references and holds, the index against the tree (chains
-that nobody can find, entries that lead nowhere), and blocks in custody that no node and no sequence has.
+`PoolScan.findings` gives each disagreement with its repair. It compares:
+
+- references and holds;
+- the index with the tree: chains that cannot be found, and entries that lead nowhere;
+- blocks in custody that belong to no node and no sequence.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A scan in slices: bounded work in each step while the process serves; what several rounds agree on is a finding.
+"""A scan in slices, with bounded work in each step while the process serves. A finding needs several rounds that agree.
 
-- A step does `Budget.work` units of work and at most one piece more (`PIECE_BLOCKS` blocks, or one visit), whatever
-  the size of the pool, of a path, or of the number of tenants, requests and holds.
-- A disagreement is a finding only when two rounds in a row saw it in the same custody (three for a block that nobody
-  has, as splits may hide one from a round): what a round caught in the middle of a move is gone in the next.
+- A step does `Budget.work` units of work and at most one piece more (`PIECE_BLOCKS` blocks, or one visit). This does
+  not depend on the size of the pool or of a path, or on the number of tenants, requests and holds.
+- A disagreement is a finding only when two rounds in a row saw it in the same custody. For a block without an owner
+  three rounds are needed, as splits may hide it from one. A move that one round caught half-done is over by the next.
 - It changes nothing. What it finds is for a full scan to confirm and repair.
 - It keeps arrays and small tables, allocated and touched once: no step pays for growing, freeing or collecting them.
 """

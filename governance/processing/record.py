@@ -1,11 +1,12 @@
 """The record of processing activities (GDPR 30), of a controller or a processor, as far as the KV cache knows it.
 
-1. What policies and the ledger say is filled in; what only the controller or the processor knows is left open and
-   named as open.
-2. It is of a period: every policy that was in effect in it by leaves is named by its digest, with its time limits and
-   its recipients, each up to the classification as granted. A policy of which nobody has the document is named, too.
+1. Facts from policies and the ledger are filled in. Facts that only the controller or the processor knows are left open
+   and marked as open.
+2. It covers a period. Every policy in effect in it, by the leaves, is named by its digest, with its time limits and
+   recipients. Each recipient is listed up to the classification as granted. A policy whose document nobody has is named
+   too.
 3. Measures point to controls of the library, each with the status that the ledger's evidence of the period gives it.
-4. A record is a function of the ledger as a checkpoint left it, the documents of policies, and what was stated.
+4. A record is a function of the ledger as of a checkpoint, the documents of policies, and the stated facts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The state of a release from its records: every record is verified, then applied in order.
 
 1. A state is a function of the records and the trust configuration. Each record must be signed by a key with the role
-   that its action needs, follow the one before, and be allowed by what went before it.
+   that its action needs. It must follow the previous record, and all records before it must allow it.
 2. Revisions rise by one with each proposal. The active one only rises.
-3. Nobody approves what they proposed. An approval is of a manifest against one active revision, and void under
-   another.
+3. Nobody approves what they proposed. An approval is of a manifest against one active revision, and void under another.
 4. What was revoked stays revoked, whatever is proposed later.
 """
 

@@ -5,9 +5,9 @@
 
 1. A request of the subject finds nothing and leaves nothing that could be found. What it left before stays, until the
    deadlines that it has anyway, or until its room is needed.
-2. Who wrote a block of a tenant-wide domain is not known to the pool. So the tenant's requests use another domain while
-   a restriction is in force, named by the cases: what is in the one before is found by nobody, and by all again when it
-   is lifted. A second restriction makes another one.
+2. Who wrote a block of a tenant-wide domain is not known to the pool. So the tenant's requests use another domain,
+   named by the cases, while a restriction is in force. Blocks in the previous domain cannot be found meanwhile; once
+   the restriction is lifted, everybody finds them again. A second restriction makes another one.
 3. A declared segment is the text that the policy names, and of no subject: it is withheld from the subject alone.
 4. What withholds is what was ordered, whoever asks: every pool, tier and adapter asks here.
 """

@@ -2,8 +2,8 @@
 
 1. A report is of what its principal may see: one tenant's own, or all. That it is made is on record before it is.
 2. It is made as of a signed checkpoint, so that it can be made again and compared by its digest.
-3. It is signed by the key that the ledger names for reports, which is made on record before the first; where another
-   process signs the ledger, it is not signed here, and says so.
+3. It is signed by the key that the ledger names for reports, whose creation is recorded before the first report. Where
+   another process signs the ledger, the report is not signed here, and states that.
 """
 
 from __future__ import annotations

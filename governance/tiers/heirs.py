@@ -1,12 +1,14 @@
-"""The holder of a tier that outlives its process, and whether the one before died: a note in the tier's own place.
+"""The holder of a tier that outlives its process, and whether the previous one died: a note in the tier's own place.
 
-1. A holder writes its name there once it has gone through what was there, and that it stopped when it stopped in order.
-   Whoever comes next and reads no such stop takes it for dead, and so it does with what it cannot read. Whoever has the
-   store writes there too: names go on record, so they are short and printable, or nobody's.
-2. An heir is the next process of the same worker, or of a worker in the same placement group (the one without a name is
-   none). In a store that workers share it is the next of the same worker, or whoever names the dead one in its settings
-   (`remote_tier_heir_of`) and is the first to take over (`stores.remote_store`).
-3. Which copies an heir takes over is the policy's to say (`on_worker_death`); of a dead worker nobody else takes any.
+1. A holder writes its name there once it has gone through what was there. When it stops in order, it writes that it
+   stopped. The next holder takes a predecessor for dead if it reads no such stop, or cannot read the note. Whoever has
+   the store can write there too. Names go on record, so a name that is not short and printable counts as nobody's.
+2. An heir is the next process of the same worker, or of a worker in the same placement group. The group without a name
+   does not count. In a store that workers share, an heir is the next process of the same worker. It may also be a
+   process that names the dead one in its settings (`remote_tier_heir_of`) and is the first to take over
+   (`stores.remote_store`).
+3. The policy decides which copies an heir takes over (`on_worker_death`). Nobody else takes any of a dead worker's
+   copies.
 """
 
 from __future__ import annotations

@@ -4,11 +4,13 @@
     key = keys.of(spec, subject_id, bucket_id)            # an `ExtendedNonceKey`, to be used and not kept
     name = keys.name(spec, last_block_key, shard=0, layout=digest)
 
-1. A key needs all of: the secret of the owner's epoch, the subject's shred key (where the domain has one), and the
-   shred key of the bucket in which the object's ceiling falls. When one of them is destroyed, nobody can make it again.
-2. `look` drops what is cached of destroyed ones, and every call looks first: asking for such a key raises.
-3. While a key service is away for too long nothing is sealed or opened, and object keys are forgotten.
-4. Who does not have the domain's secret can neither make a name nor tell which names belong together.
+1. A key needs all of these. When one of them is destroyed, nobody can make the key again.
+   - the secret of the owner's epoch;
+   - the subject's shred key, where the domain has one;
+   - the shred key of the bucket in which the object's ceiling falls.
+2. `look` drops the cached parts of destroyed keys, and every call looks first. Asking for a destroyed key raises.
+3. While a key service is unreachable for too long, nothing is sealed or opened, and object keys are forgotten.
+4. Nobody without the domain's secret can make a name or recognise which names belong together.
 """
 
 from __future__ import annotations

@@ -6,27 +6,29 @@
     tier.expire()
     tier.erase(erasure, selector, before_us)
 
-1. An object ends where its chain's depth is a multiple of `object_blocks`, or with its run, so that whoever has the
-   keys of a prompt can name what may be there. It is opened with what the reader expects: nothing that a store says.
-   Of two that end alike the one that begins sooner is kept.
-2. A copy is due when what held its blocks on the device would have let them go, or at the tier's own `absolute`, where
-   that is sooner. What is restored from it lives no longer than its ceiling: no way through a tier prolongs anything.
-   A copy that is due when its load has arrived did not come.
-3. Nothing is found any more from the moment its end is decided; then its key goes, where it is its own; then its bytes.
-   An erasure of a subject ends the key of the tenant's wider domains with it. What the store could not delete is asked
-   for again, and waits until then.
-4. A store that fails, is full, or lies gives misses, and so does a key that is destroyed. What does not open is ended.
-5. Of what an earlier process left, the index is made again from facts that were sealed with it; what is overdue, is of
-   another layout, or whose tenant is not known any more ends. Whose it is shows when its domain first asks. Where that
-   process died, or left it to this one as its heir (`heirs`), only an heir takes copies over, and only those that
-   policy lets it restore.
-6. A tenant never has more than its share's cap; where there is no room, whoever is furthest over its share gives way.
-   What leaves for that goes to the tier below, where there is one, as it is sealed.
-7. `take_events` says what began and ended since the last call, each with its cause.
-8. In a store that workers share, an object that another stored is found by its name, which only who has the domain's
-   secret can make, and is opened with what its facts and this worker's own epoch say. It is no copy of this worker's:
-   its owner alone has custody of it, ends it, and says so. A name that was not there is not looked for again at once.
-9. What a store's lock keeps is asked for again when the lock ends; until then the end of a key is its end.
+1. An object ends where its chain's depth is a multiple of `object_blocks`, or with its run. So whoever has the keys of
+   a prompt can name the objects that may exist. An object is opened with what the reader expects, never with what a
+   store states. Of two objects with the same end, the one that begins sooner is kept.
+2. A copy is due when the holders of its blocks on the device would have let them go. It is due at the tier's own
+   `absolute` if that is sooner. Blocks restored from it live no longer than its ceiling: no way through a tier prolongs
+   anything. A copy that is due when its load has arrived counts as not loaded.
+3. A copy is not found any more from the moment its end is decided. Then its key is destroyed, if the key is its own,
+   and then its bytes. An erasure of a subject ends the key of the tenant's wider domains too. If the store could not
+   delete an object, the deletion stays pending and is tried again.
+4. A store that fails, is full, or returns wrong data gives misses, and so does a destroyed key. An object that does not
+   open is ended.
+5. For objects that an earlier process left, the index is rebuilt from facts that were sealed with them. An object ends
+   if it is overdue, has another layout, or its tenant is no longer known. Its owner is known when its domain first
+   asks. Where that process died, or left the objects to this one as its heir (`heirs`), only an heir takes copies over.
+   It takes only those that policy lets it restore.
+6. A tenant never has more than its share's cap. Where there is no room, the tenant that is furthest over its share
+   gives way. Its objects move, sealed as they are, to the tier below, where there is one.
+7. `take_events` returns what began and ended since the last call, each with its cause.
+8. In a store that workers share, another worker's object is found by its name, which only holders of the domain's
+   secret can make. It is opened with its facts and this worker's own epoch. It is no copy of this worker's: only its
+   owner has custody of it, ends it, and reports that. A name that was missing is not looked up again at once.
+9. An object that a store's lock keeps is deleted when the lock ends. Until then the destruction of its key counts as
+   its end.
 
 Called on the owning thread. Times that come in and go out are boot time, in microseconds.
 """

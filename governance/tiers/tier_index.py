@@ -9,8 +9,8 @@
 1. A look-up is a probe of one table of row numbers (linear probing, at most half full): its cost does not grow with
    what is there. Rows of the living are not moved.
 2. `domain`, `subject` and `bucket` are small numbers that the owner of the index gives meaning to.
-3. Names cost a keyed digest each, so a filter of counters over last keys says first for which one is worth making: it
-   lets one in eight through in vain, and never denies one that is there.
+3. Each name costs a keyed digest. So a filter of counters over last keys first shows for which keys a name is worth
+   making. It lets one in eight through in vain, and never denies a name that exists.
 4. Times are UTC in microseconds.
 """
 

@@ -1,4 +1,4 @@
-"""Whether moving blocks to or from one tier is worth it, by what moving has taken and brought so far.
+"""Whether moving blocks to or from one tier is worth it, by the costs and gains of earlier moves.
 
     link = TierLink()
     choice = link.choose_restore(size, recompute_us, now_us)     # recompute_us None: not known yet
@@ -6,16 +6,17 @@
     choice = link.choose_store(size, recompute_us)
     link.stored(size, blocks, took_us)
 
-1. What comes back is restored where that is expected to be faster than computing it.
-2. What leaves is stored where the time that a restore would save, for the part of what is stored that comes back, is
-   more than storing takes. Of those that seem not to pay one in `TRIED` is made: whether they pay is known of these.
-   A trial is of a chain: what goes before a stored run is stored too, since nothing comes back behind a hole.
-3. As long as either time is not known, blocks are moved: only trying tells.
-4. A tier that is left alone is looked at now and then (`LinkWatch`).
-5. An `interactive` request restores only where that is expected to be faster even if the prediction is wrong by as much
-   as predictions have been, and nothing is tried on it. A `batch` request is what a tier that was slower is tried on.
-6. A shared store is asked what others stored where the look-up and the restore together are expected to be faster than
-   computing. The look-up's time is part of what a restore is expected to take, and of what it took.
+1. A copy is restored where that is expected to be faster than computing its blocks.
+2. A run that leaves is stored where the expected saving is more than storing takes. The saving is the time that a
+   restore would save, for the share of stored copies that comes back. Of the stores that seem not to pay, one in
+   `TRIED` is made, to learn whether they pay. A trial covers a chain: the runs before a stored run are stored too,
+   since nothing comes back behind a hole.
+3. As long as either time is unknown, blocks are moved, because only a trial can measure it.
+4. A tier that is not used is tried now and then (`LinkWatch`).
+5. An `interactive` request restores only where this is expected to be faster even if the prediction is as wrong as
+   predictions have been. Nothing is tried on it. A tier that was slower is tried on `batch` requests.
+6. A shared store is searched for others' copies where look-up and restore together are expected to be faster than
+   computing. The look-up's time is part of a restore's expected time, and of its measured time.
 """
 
 from __future__ import annotations

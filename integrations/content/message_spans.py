@@ -1,12 +1,13 @@
 """Maps the tokens of a chat prompt to its messages, exactly or not at all, for servers that render chats.
 
-1. A span is marked only where it is exact: the chat template is rendered once more with a name that occurs nowhere in
-   place of what is to be found, and with the contents back in place it must give the very prompt. Tools are what the
-   prompt loses, in one piece, when it is rendered without them.
-2. A message is from the beginning of its content to that of the next message; the first one from the beginning of the
-   prompt, the last one to the end of its content. A token that two share is the earlier one's.
-3. A request whose messages cannot be found exactly goes on as it would without. The log warns of each reason when it is
-   met first, and again at every power of two.
+1. A span is marked only where it is exact. To find a part, the chat template is rendered once more, with a name that
+   occurs nowhere in place of that part. With the contents put back in place, this must give the very same prompt. Tools
+   are the one piece that the prompt loses when it is rendered without them.
+2. A message reaches from the beginning of its content to the beginning of the next message's content. The first one
+   begins with the prompt, and the last one ends with its content. A token that two messages share belongs to the
+   earlier one.
+3. A request whose messages cannot be found exactly is served as if it had no spans. The log warns of each reason the
+   first time it occurs, and again at every power of two.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The only field that we add to a foreign event: `kvcustody`, a map with the blocks' owner.
 
-1. Decoders that name their fields skip a map key they do not know, so a consumer of the engine's own events reads
-   ours unchanged; only where the field is absent is an event's encoding the engine's, byte for byte.
+1. Decoders with named fields skip an unknown map key, so a consumer of the engine's own events reads ours unchanged. An
+   event's encoding is the engine's, byte for byte, only where the field is absent.
 2. It holds no subject, session, salt, token id or key material; block keys appear in it only where the format has no
    room for their full width.
 """

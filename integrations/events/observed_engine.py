@@ -1,22 +1,24 @@
 """An ungoverned engine as its event stream shows it: who holds blocks, until when, and what is overdue.
 
-1. Everything here is observed, not enforced. Blocks enter no residency, custody end or receipt of the ledger; they
-   are recorded as `observed-…` and count in no coverage. A removal is the engine's word that a block left its index,
-   never evidence that memory was overwritten.
+1. Everything here is observed, not enforced. Blocks enter no residency, custody end or receipt of the ledger; they are
+   recorded as `observed-…` and count in no coverage. A removal is only the engine's statement that a block left its
+   index. It is never evidence that memory was overwritten.
 2. An observed residency is one chain: a block stored without a known parent, and everything stored after it. The
-   policy's absolute limit runs from the root, as in governed custody; `overdue` is exactly: limit passed, and the
-   engine has not said that the blocks left. Uses are rarely in the stream, so idle time is told as "no use seen".
-3. A tenant comes from the salt, by a mapping that the operator gives, or from the scope of a stream of ours if that
-   is trusted; else the chain is unattributed and owes what the highest classification owes.
-4. Memory is bounded by `blocks_max`. What is beyond it, what was missed, what could not be read and a removal of what
-   nobody told of are gaps: from then on the counts are unsure, and say so, until the engine clears or restarts.
-5. Hashes are kept in memory only; a leaf carries counts. Salts are not kept: their tenant is.
-6. A residency's counts change only by what the stream said; between two leaves they are added up, so the ledger gets
-   one leaf a residency and kind, however many blocks came and went.
-7. An engine tells of each copy of a key when it stores it and when it removes it. Which copy left is not in the
-   stream: the one that was told of first counts as held until the last removal. A run from the root of which all is
-   held is a use, as vLLM reports it: two copies of a whole prompt that were computed at once are told alike, and the
-   second removal then makes the counts unsure.
+   policy's absolute limit runs from the root, as in governed custody. A residency is `overdue` exactly when its limit
+   has passed and the engine has not reported that the blocks left. Uses are rarely in the stream, so idle time is
+   reported as "no use seen".
+3. A tenant comes from the salt, by a mapping that the operator gives. It comes from the scope of a stream of ours if
+   that is trusted. Otherwise the chain is unattributed and has the obligations of the highest classification.
+4. Memory is bounded by `blocks_max`. Four things are gaps: blocks beyond that bound, missed batches, batches that could
+   not be read in full, and the removal of a block that was never reported. From a gap on the counts are unsure, and
+   marked so, until the engine clears or restarts.
+5. Hashes are kept in memory only; a leaf carries counts. Salts are not kept; their tenant is.
+6. A residency's counts change only by the stream's events. Between two leaves they are added up. So the ledger gets one
+   leaf for each residency and kind, however many blocks came and went.
+7. An engine reports each copy of a key when it stores it and when it removes it. The stream does not show which copy
+   left: the one reported first counts as held until the last removal. A run that is held completely from its root is a
+   use, as vLLM reports it. Two copies of a whole prompt that were computed at once are reported alike, and the second
+   removal then makes the counts unsure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Checks that a stream of numbered batches is complete: missed batches, replayed ones, and restarts.
 
-1. Every sequence number of one life of a publisher is delivered once and in order, or reported as missed.
-2. A publisher that restarts counts from 0 again. It is recognised by a number that went back, by a batch that differs
-   from the one already had under its number, or by a replay that knows less than what was had.
+1. Within one life of a publisher, every sequence number is delivered once and in order, or reported as missed.
+2. A publisher that restarts counts from 0 again. It is recognised by one of these:
+   - a number that went back;
+   - a batch that differs from the one received before under its number;
+   - a replay that lacks what was received before.
 3. No sockets and no clock here: `replay` asks for batches from a number on and may fail.
 """
 

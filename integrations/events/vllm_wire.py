@@ -3,10 +3,10 @@
 1. A batch is an array [time, events, data-parallel rank]; an event is a map with its class name under `type`. Fields
    keep vLLM's order, and those at their default are left out.
 2. The events (`BlockStored`, `BlockRemoved`, `AllBlocksCleared`) have the bytes that vLLM's encoder: tested. The
-   governed ones add one field at the end. They are classes of their own because the encoder sizes a map's header by
-   the fields that a class has: one more would change the bytes of an event that does not use it.
-3. Frames: (topic, sequence as 8 bytes big-endian, payload). A replay request is (empty, first sequence) to the
-   ROUTER; answers are (empty, topic, sequence, payload), and (empty, empty, -1, empty) ends them.
+   governed ones add one field at the end. They are separate classes because the encoder sizes a map's header by the
+   fields that a class has. One more field would change the bytes of an event that does not use it.
+3. Frames: (topic, sequence as 8 bytes big-endian, payload). A replay request is (empty, first sequence) to the ROUTER;
+   answers are (empty, topic, sequence, payload), and (empty, empty, -1, empty) ends them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """A request body for the engine: the same request, with our scope in place of the client's claims.
 
-1. What leaves is what was checked: the body is parsed once, with repeated names refused, and written again from what
-   was parsed, so no second parser can read something else.
-2. Afterwards `cache_salt` and `kv_transfer_params.kvcustody` hold our token and nothing of the client's. Other ways
-   to the same place (`vllm_xargs`, `sampling_params.extra_args`) are refused. Beside it is the trace of the request's
-   headers, where it came with one and the body has room, and what the client says of its content (`kvcustody_kinds`)
-   and of its hurry (`kvcustody_latency`); in SGLang's bodies these are in `custom_params`.
-3. Ids that the client chose, and that the server keys state by, are bound to their owner: request ids, sessions, stored
-   responses, media uuids. Equal ids of different owners never meet.
+1. The body that leaves is the one that was checked. It is parsed once, with repeated names refused, and written again
+   from the parsed values. So no second parser can read something else.
+2. Afterwards `cache_salt` and `kv_transfer_params.kvcustody` hold our token and nothing of the client's. Other ways to
+   the same place (`vllm_xargs`, `sampling_params.extra_args`) are refused. Beside the token there may be three more
+   things; in SGLang's bodies these are in `custom_params`.
+   - the trace of the request's headers, where it came with one and the body has room;
+   - the client's statement about its content (`kvcustody_kinds`);
+   - the client's statement about its urgency (`kvcustody_latency`).
+3. Ids that the client chose and that the server keys state by are bound to their owner: request ids, sessions, stored
+   responses, media uuids. Equal ids of different owners never collide.
 4. Everything else is kept, value for value.
 """
 

@@ -1,7 +1,8 @@
 """The paths of an engine's HTTP server that tenants may use, and how each carries a scope token; vLLM's by default.
 
-What is not here, in the identity document, or open, is refused to tenants: development and administration endpoints,
-audio uploads and websockets (they have no field for a token), and whatever a later version adds.
+A route is refused to tenants unless it is listed here or in the identity document, or is open. So development and
+administration endpoints, and whatever a later version adds, are refused. Audio uploads and websockets are refused too,
+because they have no field for a token.
 """
 
 from __future__ import annotations

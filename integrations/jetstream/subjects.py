@@ -6,13 +6,13 @@
     snap.<reader>.<worker>                 the answer
     epochs                                 a hint that erase epochs were raised
 
-1. Tenant and scope are tags of erase epochs: they name nobody, and end with the control plane's key. The epoch is the
-   newest that ends the name. So what erasures end is found by the subject alone.
+1. Tenant and scope are tags of erase epochs: they identify nobody, and end with the control plane's key. The epoch is
+   the newest that ends the name. So the subject is enough to find what erasures end.
 2. A worker may publish with its own name in the last place. A tenant's reader may read its tenant's subjects, through a
    consumer of its own name that the server lets filter nothing else.
 3. Only the keeper may create, change or purge the stream, or hint.
-4. Readers have an account of their own (`accounts`), which has of the fleet's what `READ_SUBJECTS` and `ASKED_SUBJECTS`
-   say, under the same subjects but for the server's API.
+4. Readers have their own account (`accounts`). Of the fleet's account it imports what `READ_SUBJECTS` and
+   `ASKED_SUBJECTS` list. The subjects are the same, except for those of the server's API.
 """
 
 from __future__ import annotations

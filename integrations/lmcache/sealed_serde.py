@@ -3,10 +3,10 @@
     python -m kvcustody.integrations.lmcache.server --l2-adapter '{"type": "fs", "base_path": "/cache",
                                                                    "serde": {"type": "kvcustody"}}' …
 
-1. An object is sealed for the domain that its salt stands for, and opens only under the chunk, model, rank and group
-   that it was sealed for: what is renamed, swapped or another's does not open, and neither does what is due.
+1. An object is sealed for the domain that its salt stands for. It opens only under the chunk, model, rank and group
+   that it was sealed for. An object that was renamed or swapped, belongs to another, or is due does not open.
 2. Its facts are enclosed, so that no index is needed. Destroying the key of its tenant's epoch, its subject or its time
-   bucket ends it on whatever the adapter writes to; deleting bytes is the adapter's.
+   bucket ends it, on whatever medium the adapter writes to. Deleting bytes is the adapter's task.
 3. Nothing here counts copies or puts them on record: `CustodyL2Adapter` does.
 4. Content is sealed from LMCache's memory into LMCache's memory: nothing is allocated for it.
 """

@@ -3,17 +3,18 @@
     lmcache server … --l2-store-policy skip_l1 --server-module '{"module_path":
         "kvcustody.integrations.lmcache.server_module"}'
 
-1. The first tier is host memory in clear that no deadline or erasure reaches. So it may be a way only: the server does
-   not start unless what was handed to the second tier is deleted there (`skip_l1`), and that tier is ours, or sealed
-   with our serde.
-2. Nothing is found in it: whoever asks is given what the second tier brings for the asking, which policy, deadlines and
-   erasures decide each time, by the object or by its keys.
-3. What is left in it ends: an object that nobody reads or writes at two looks in a row. LMCache deletes what was handed
-   on, but not while somebody reads it, and what was brought for a reader that went away stays locked for
+1. The first tier is host memory in clear that no deadline or erasure reaches. So content may only pass through it. The
+   server starts only where two things hold:
+   - an object handed to the second tier is deleted in the first (`skip_l1`);
+   - the second tier is ours, or sealed with our serde.
+2. No look-up is answered from it. A reader is given what the second tier brings for its request. Each time, policy,
+   deadlines and erasures decide that, by the object or by its keys.
+3. An object left in it ends when nobody reads or writes it at two looks in a row. LMCache deletes an object that was
+   handed on, but not while somebody reads it. An object that was brought for a reader that went away stays locked for
    `--l1-read-ttl-seconds`, which may be a minute at most.
 4. Memory of the first tier is zeroed before it is free again, and read back.
 5. While the server lives, engines on this machine see that it seals (`seal_notice`).
-6. What this rests on in LMCache is looked for at start; where it is not as expected, the server does not start.
+6. The parts of LMCache that this depends on are checked at start. If one is not as expected, the server does not start.
 7. LMCache 0.5.6 calls `build_server_modules`, 0.5.7 and later find the class and call its `create`.
 """
 

@@ -5,14 +5,15 @@
         "class_name": "CustodyStorage", "owner": "acme", "seconds": 1800, "size_bytes": 200000000000,
         "path": "/var/lib/kvcustody/hicache", "revision": "main"}'
 
-1. A page is a copy of `OwnedCopies` by the name that SGLang's hash and namespace give it, and bound to the model's
-   weights, which SGLang's own names leave out. One that was changed, moved, is older or another's is a miss, and so is
-   whatever fails.
-2. It is due after `seconds`, whether anybody asks or not. HiCache has no way to delete one page; `clear` ends all of
+1. A page is a copy of `OwnedCopies`, by the name that SGLang's hash and namespace give it. It is also bound to the
+   model's weights, which SGLang's own names leave out. A page that was changed, moved, is older or belongs to another
+   is a miss, and so is every failure.
+2. It is due after `seconds`, whether or not it is requested. HiCache has no way to delete one page; `clear` ends all of
    the owner's, their key before their bytes.
-3. All of an engine's requests are one owner's: who may reuse what is SGLang's salt alone, and its pages on the device
-   and in host memory are in clear. Tenants are kept apart by a governed engine (`--radix-cache-backend kvcustody`).
-4. More than one rank, and pools beside that of keys and values, are refused: the engine does not start.
+3. All of an engine's requests belong to one owner. Only SGLang's salt decides who may reuse what, and its pages on the
+   device and in host memory are unencrypted. To isolate tenants, use a governed engine (`--radix-cache-backend
+   kvcustody`).
+4. With more than one rank, or with pools besides that of keys and values, the engine does not start.
 """
 
 from __future__ import annotations

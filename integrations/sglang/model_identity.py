@@ -1,9 +1,9 @@
 """The identity of the model that SGLang loaded, which conditions every namespace.
 
-1. Weights that are loaded anew are another epoch, with a number that nobody has again: copies in files outlive the
-   process, and must not be found under other weights of the same epoch. What a process begins with is epoch 0.
-2. The weights' digest is a fingerprint of the files' names, sizes and times, or of a hub name's revision. It says so in
-   its prefix.
+1. Weights that are loaded anew have a new epoch, whose number is never used again. Copies in files outlive the process,
+   and must not be found under other weights of the same epoch. A process begins with epoch 0.
+2. The weights' digest is a fingerprint of the files' names, sizes and times, or of a hub name's revision. Its prefix
+   names which.
 """
 
 from __future__ import annotations

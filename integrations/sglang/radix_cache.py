@@ -1,10 +1,10 @@
 """The registered backend: `SlotCustody` over a `PageTree` answers SGLang's calls to its prefix cache.
 
 1. A request that was never admitted finds nothing and leaves nothing.
-2. Every page that the scheduler gives back passes through here, and is told before it is free.
-3. A request is locked to the tree by SGLang's own calls; what was taken out under a lock comes free with it.
-4. What tiers have behind a hit is told as SGLang's own host tier would tell it, and comes when the scheduler has taken
-   the request (`init_load_back`): all of it, or SGLang asks again and computes.
+2. Every page that the scheduler gives back passes through here, and is reported before it is free.
+3. A request is locked to the tree by SGLang's own calls. A page taken out under a lock becomes free with it.
+4. Copies that tiers have behind a hit are reported in the way of SGLang's own host tier. They are loaded when the
+   scheduler has taken the request (`init_load_back`). Either all of them come, or SGLang asks again and computes.
 """
 
 from __future__ import annotations

@@ -4,15 +4,15 @@ It knows no class of SGLang: pages, token arrays and request ids. A page is `pag
 it is a slot.
 
 1. A request walks the tree only where its path says, and attaches what it found before anything else can end it.
-2. What the engine hands out is read from its own rows, late: before a page comes back, before the port decides about
-   it or ends it (`flush`), and once in `FLUSH_STEPS` steps. A page that is not zero is ordered with the step that first
+2. What the engine hands out is read from its own rows, late: before a page comes back, before the port decides about it
+   or ends it (`flush`), and once in `FLUSH_STEPS` steps. A page that is not zero is ordered with the step that first
    writes to it.
 3. What a request computed enters the tree at its checkpoints, along its path; where the same is there already, the
    request takes that and gives its own back.
 4. A request whose path was taken out of the tree publishes nothing more; so does one that an erasure covers.
-5. Where there are tiers (`SlotTiers`), what is evicted is offered to them while it is still there. What they bring
-   fills pages that are zero by then, and is in the tree before the request computes; a page that was handed out for it
-   and not filled goes back as one that was used.
+5. Where there are tiers (`SlotTiers`), what is evicted is offered to them while it is still there. Restored content
+   fills pages that are zero by then, and is in the tree before the request computes. A page that was handed out for it
+   and not filled is returned as a used one.
 6. Where somebody listens (`publish_to`), what enters and leaves the tree is told once a step (`SlotBlockEvents`).
 """
 

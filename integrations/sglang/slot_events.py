@@ -1,15 +1,15 @@
 """Block events of a governed SGLang for routers: one batch per step, nothing without a publisher.
 
-`SlotCustody` calls `after_insert` with whatever it inserts, `publish_pending` once a step and `cleared` where SGLang
-drops its cache.
+`SlotCustody` calls `after_insert` with whatever it inserts, and `publish_pending` once a step. It calls `cleared` where
+SGLang drops its cache.
 
-1. The tree is watched, not the callers of it: a page's key is stored when its node enters, and removed when that is
-   taken out, in whatever way. Stored minus removed is the tree after each `publish_pending`.
+1. The tree is watched, not its callers. A page's key is stored when its node enters, and removed when the node is taken
+   out, for whatever reason. After each `publish_pending`, stored minus removed equals the tree.
 2. Every event has the scope of its pages' domain; a node that entered without a request of ours is refused.
-3. A page's key is a digest of its tokens and the key of the page before it, keyed with the name of its namespace, which
-   only readers of its domain are given; so it does not depend on where nodes begin.
-4. What a client narrowed (`extra_key`) is not for every request of its tenant: routers that index by tenant are not
-   told of it.
+3. A page's key is a digest of its tokens and the key of the page before it. The digest is keyed with the name of the
+   page's namespace, which only readers of its domain are given. So the key does not depend on where nodes begin.
+4. Pages that a client narrowed (`extra_key`) are not for every request of its tenant. Routers that index by tenant get
+   no events about them.
 5. Token ids are read only where the setting publishes them. Without a publisher none of this exists.
 """
 

@@ -1,17 +1,18 @@
 """Moves pages of a governed SGLang to tiers and back: evicted pages leave sealed and may return.
 
-It knows no class of SGLang. A page may be one slot, and a copy for each slot would cost more than it saves: a *unit* is
-as many pages as hold `UNIT_TOKENS` tokens, and is to a tier what a block is elsewhere.
+It knows no class of SGLang. A page may be one slot, and a copy for each slot would cost more than it saves. So a *unit*
+is as many pages as hold `UNIT_TOKENS` tokens. A tier treats a unit as it treats a block elsewhere.
 
-1. A run leaves before its pages come free, so before anything zeroes them: whole units, from where an object begins,
-   with the pages before it on its path that the object has room for. What left so and is there still is not offered
-   again page by page. Only what is evicted goes: a deadline, an erasure or a policy ends what it ends.
-2. A unit's key is a running digest under its domain's key over every token before its end, over what narrowed the
-   request, and over the segment that its path begins with; so who does not have the domain names no copy.
-3. A segment that a prompt begins with has copies of its own, in its own domain, and what follows it begins a chain. Its
-   last unit may have fewer pages than the others. What goes through a grant neither leaves nor returns.
-4. What returns is as old as its copy and ends with it. All that SGLang was told of returns, or the request computes:
-   a tier that has failed one is not asked for it again.
+1. A run leaves before its pages become free, and so before anything zeroes them. It leaves in whole units from where an
+   object begins, with the pages before it on its path for which the object has room. Pages that left so, and whose copy
+   still exists, are not offered again page by page. Only evicted pages go: a deadline, an erasure or a policy ends its
+   pages for good.
+2. A unit's key is a running digest under its domain's key. It covers every token before the unit's end, what narrowed
+   the request, and the segment that its path begins with. So nobody without the domain can name a copy.
+3. A segment at the beginning of a prompt has its own copies, in its own domain; the pages behind it begin a chain. Its
+   last unit may have fewer pages than the others. Pages read through a grant neither leave nor return.
+4. A page that returns has the age of its copy and ends with it. Either all pages that were promised to SGLang return,
+   or the request computes. A tier that failed a request is not asked for it again.
 """
 
 from __future__ import annotations

@@ -3,15 +3,16 @@
     salt = salts.derive(chunks, principal, hints, model)    # 161 characters, in place of what the caller sent
     standing = salts.standing(chunks, salt)                 # in the scheduler half: whose it is, and whether it holds
 
-1. It names the domain (as `ScopeSalts` does), the subject's shred key, the erase epochs of the domain, and a period of
-   time, under a secret of this process. Nobody else makes one: a salt of the caller's, of another process or of an
-   earlier one is not ours.
-2. The engine reuses its own blocks under one salt alone. So what it reuses ends with the period, which is half of what
-   policy gives, and with an erasure of the subject: from then on requests have another salt. In `strict`, and where
-   policy lets nothing be reused, each request has a salt of its own, and all reuse comes from our tiers.
-3. A salt of the last period, and no older, still holds: requests wait. It does not while the custody lease is over, nor
-   once an epoch of its domain was raised: a request that was let in before and attaches after finds nothing in a tier.
-   What the engine reuses of its own under that salt, it looks up before it asks us; only another salt ends that.
+1. It names four things under a secret of this process: the domain (as `ScopeSalts` does), the subject's shred key, the
+   domain's erase epochs, and a period of time. Nobody else can make one. A salt from the caller, from another process
+   or from an earlier one is not ours.
+2. The engine reuses its own blocks only under the same salt. So its reuse ends with the period, which is half of what
+   policy gives. It also ends with an erasure of the subject, because later requests have another salt. In `strict`, and
+   where policy permits no reuse, each request has its own salt, and all reuse comes from our tiers.
+3. A salt of the last period, but no older one, is still valid, because requests wait. It is invalid while the custody
+   lease is over, and once an epoch of its domain was raised. A request that was admitted before the raise and attaches
+   after it finds nothing in a tier. The engine looks up its own blocks under that salt before it asks us; only another
+   salt ends that.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
    Anything else says that this engine does not keep salts apart, and stops it.
 3. A salt that does not hold any more (a period or a subject's key is over) finds nothing, and nothing is kept of it.
 4. What a step computes is taken from the engine's own words, which have to fit what was promised.
-5. Blocks that this request computed are kept, each in the step that fills it; what it found, here or in the engine, was
-   kept by who computed it, so nothing lives longer for having been reused.
+5. Blocks that this request computed are kept, each in the step that fills it. Blocks that it found, here or in the
+   engine, were kept by the request that computed them. So no block lives longer because it was reused.
 """
 
 from __future__ import annotations

@@ -4,14 +4,14 @@
     with thread.hold(claim.number) as content: …    # while it is copied to the device
     thread.keep(run)                                # what the device computed, sealed
 
-1. The engine takes a promise of tokens for granted, and nobody can take it back. So blocks are promised when they are
-   opened, not when they are found. A load and an erasure or a deadline come one after the other: while a claim is
-   open, the worker takes no step, until the engine was quiet for `_QUIET_SECONDS`, or `_CLAIM_SECONDS` have passed.
-2. A claim that nobody held by then is zeroed. Its load fails, which stops the engine: nothing else would be right. So
-   nothing is promised that is due before a claim must be held.
-3. What is computed by a request whose subject was erased since is not kept, and neither is what follows a block of
-   which we do not know how long it may live. A block lives no longer than the one before it.
-4. Every buffer with content is zeroed when it was used.
+1. The engine relies on a promise of tokens, and a promise cannot be withdrawn. So blocks are promised when they are
+   opened, not when they are found. A load never overlaps an erasure or a deadline. While a claim is open, the worker
+   takes no step, until the engine was quiet for `_QUIET_SECONDS` or `_CLAIM_SECONDS` have passed.
+2. A claim that nobody held by then is zeroed. Its load fails, which stops the engine: nothing else would be correct. So
+   a block is not promised if it is due before a claim must be held.
+3. Blocks are not kept if their request's subject was erased since. Neither are blocks behind one whose permitted
+   lifetime is unknown. A block lives no longer than the one before it.
+4. Every buffer with content is zeroed after use.
 """
 
 from __future__ import annotations

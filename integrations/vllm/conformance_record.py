@@ -1,14 +1,15 @@
 """A passed run of the kit as a file for a setting: the tested class, its code, and the cases.
 
-1. A record is of one class of one distribution's version and of the bytes of its module; another release, or a
+1. A record is for one class, of one version of its distribution, with the bytes of its module. Another release, or a
    changed file, has no record.
-2. It counts only where every case of the kit that reads it was run and passed, or was skipped for a feature that the
-   engine lacks. What keeps blocks elsewhere is tested as a tier: cases of the tier may not be skipped.
-3. The setting names the record's own digest, so a record that was edited afterwards is another one. Whoever may
-   change the setting decides; nobody else can.
+2. It counts only if every case of the kit that reads it was run. Each must have passed, or have been skipped for a
+   feature that the engine lacks. A component that keeps blocks elsewhere is tested as a tier: cases of the tier may not
+   be skipped.
+3. The setting names the record's own digest, so a record that was edited afterwards is another one. Only somebody who
+   may change the setting decides.
 
-The kit itself is another distribution (`kvcustody.testkit`), which an engine that serves does not need: what it has to
-have run is listed here, and the kit's tests hold the list to be its cases.
+The kit itself is another distribution (`kvcustody.testkit`), which a serving engine does not need. The cases that it
+must have run are listed here. The kit's tests check that this list equals its cases.
 """
 
 from __future__ import annotations

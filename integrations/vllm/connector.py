@@ -4,9 +4,9 @@
    nothing of the model's path changes. What it needs of the connector interface is the order of calls.
 2. It supports hybrid managers, and does not ask vLLM to deliver or defer anything: `requires_kv_delivery` is False
    whatever role the command line names.
-3. With tiers, blocks that one brings back are loaded asynchronously in vLLM's own way: their request waits alone, and
-   what a load could not fill is told as failed, so that vLLM computes it: by block, or by request where a model has
-   several layer groups.
+3. With tiers, blocks that come back are loaded asynchronously in vLLM's own way: only their request waits. Blocks that
+   a load could not fill are reported as failed, so that vLLM computes them. They are reported by block, or by request
+   where a model has several layer groups.
 """
 
 from __future__ import annotations

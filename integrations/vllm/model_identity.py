@@ -1,12 +1,12 @@
 """The identity of the model that vLLM loaded, which conditions every key: model, quantisation, cache format, adapter.
 
-1. Weights and adapters that are loaded anew are of another epoch, with a number that nobody has again: copies in files
-   outlive the process, and must not be found under other weights. What a process begins with is epoch 0.
-2. The digests of weights and adapters are what the operator states (`revision`, a content digest in the path) or
-   fingerprints of the files' names, sizes and times. They say so in their prefix.
-3. An adapter's files are looked at with each of its requests, and the workers tell which files they have read
-   (`worker.loaded_adapters`). Where the two differ, vLLM may read the new files with any step: such a request is alone
-   with its blocks. Once they agree again the adapter is a new one. So is one that is reloaded in place.
+1. Weights and adapters that are loaded anew have a new epoch, whose number is never used again. Copies in files outlive
+   the process, and must not be found under other weights. A process begins with epoch 0.
+2. The digests of weights and adapters have one of two sources, which their prefix names. Either the operator states
+   them (`revision`, a content digest in the path), or they are fingerprints of the files' names, sizes and times.
+3. An adapter's files are checked with each of its requests, and the workers report which files they have read
+   (`worker.loaded_adapters`). Where the two differ, vLLM may read the new files with any step, so such a request shares
+   no blocks. Once they agree again, the adapter counts as a new one. So does one that is reloaded in place.
 4. Every identity is logged when it is made: a declared segment names it by its digest (`policy segment add --model`).
 """
 

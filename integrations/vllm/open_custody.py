@@ -1,9 +1,12 @@
-"""From vLLM's configuration to an open port: settings, the pool's plan, the model's identity.
+"""Opens a port from vLLM's configuration: settings, the pool's plan, the model's identity.
 
-1. Settings come from the environment and the settings file, as everywhere, and from `kv_connector_extra_config`,
-   whose names are those of docs/reference/settings.md. Every process of an engine reads the same.
-2. What would publish token ids, exchange the cache's memory under a running engine, leave a scrub without an answer,
-   write before it, or pass by the door, is refused at start.
+1. Settings come from the environment and the settings file, as everywhere, and from `kv_connector_extra_config`, whose
+   names are those of docs/reference/settings.md. Every process of an engine reads the same.
+2. The start is refused where the configuration would do one of these:
+   - publish token ids;
+   - exchange the cache's memory under a running engine;
+   - leave a scrub without an answer, or write before it;
+   - bypass the door.
 """
 
 from __future__ import annotations

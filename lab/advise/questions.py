@@ -4,8 +4,8 @@
         one.question, one.answer, one.evidence, one.unknown
     advise([as_a_worker], figures, trace=TraceFindings(...))     # of a trace that was replayed
 
-1. Evidence is a metric as a worker said it, what was found in a trace or given with it, or arithmetic on such values;
-   what the product itself does is named with the module that does it.
+1. Evidence is a metric as a worker reported it, a value found in a trace or given with it, or arithmetic on such
+   values. The product's own behaviour is named with the module that implements it.
 2. What nobody said is `unknown`, with the reason; nothing is assumed in its place.
 3. Rates and bytes are of one shard: each shard moves its own part of a token.
 """

@@ -1,9 +1,12 @@
 """The cost of isolation, doors, workers and erasures in a fleet: `fleet_model` over one workload, as a table and a
 page.
 
-1. Rows differ in one thing each: how many tenants share the fleet (none are kept apart, then 1, 8 and 128), how many
-   doors there are (1, 2, 4), how many erasures come a day (0, 100, 1,000, by subject), and how many workers there are.
-2. A larger fleet gets as much load a worker: the workload so many times at once.
+1. Each row varies one thing:
+   - the number of tenants that share the fleet (no isolation, then 1, 8 and 128);
+   - the number of doors (1, 2, 4);
+   - the number of erasures a day, by subject (0, 100, 1,000);
+   - the number of workers.
+2. A larger fleet gets the same load per worker: the workload is run as many times at once.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
     found = engine_blocks(layout, block_tokens=16, kv_bytes=60 << 30)
     found.blocks, found.bytes_per_block, found.tables
 
-Our own pools give each group what it needs; vLLM has one pool of equal blocks, from which every group takes. Pages that
-are smaller are padded or hold more tokens, and kinds with more layers have several block tables.
+Our own pools give each group what it needs; vLLM has one pool of equal blocks, from which every group takes. Smaller
+pages are padded or hold more tokens. Kinds with more layers have several block tables.
 
 - The figures are vLLM's own (0.32): `tests/engines/vllm/adapter/test_sizing.py` compares them by architecture.
-- Beside recurrent layers the engine makes blocks of so many tokens that a state fits into a page, in steps of
-  `KERNEL_TOKENS`, and pads the state to it. A block size that is larger already stays.
+- With recurrent layers, the engine raises the tokens of a block until a state fits into a page, in steps of
+  `KERNEL_TOKENS`. It then pads the state to the page. A block size that is already larger is kept.
 """
 
 from __future__ import annotations

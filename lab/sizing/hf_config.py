@@ -1,7 +1,7 @@
 """A Hugging Face `config.json` read as the shape of its K/V cache: groups of layers that store the same thing.
 
-Nothing is guessed: a field that is missing and has no documented default for its model type is a
-`ConfigError` that names it; so is a field that would change what a layer keeps and that nothing here reads.
+Nothing is guessed. A missing field without a documented default for its model type is a `ConfigError` that names it. So
+is a field that would change what a layer keeps and that no code here reads.
 
 - Every layer is in exactly one group of its kind, keeps nothing (a bare MLP), or shares another layer's cache
   (`num_kv_shared_layers`). A kind of layer that is not known here is a `ConfigError` that names field and value.

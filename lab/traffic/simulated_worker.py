@@ -2,8 +2,9 @@
 
 1. It is a worker as any: identity, policy, keys, evidence and erasures go the way of an engine's. Its leaves say
    `simulated`, so no page takes it for people's traffic.
-2. Now and then something goes wrong as it does in engines, so that its traces can be seen: the engine stalls, and what
-   ends meanwhile is scrubbed late; a step of the device hangs, and its blocks wait in quarantine until it retires.
+2. Now and then something goes wrong as it does in engines, so that its traces can be seen. The engine stalls, and
+   blocks that end meanwhile are scrubbed late. Or a step of the device hangs, and its blocks wait in quarantine until
+   it retires.
 3. It ends between two steps: everything that runs is released, scrubbed and handed to the ledger.
 """
 

@@ -3,11 +3,11 @@
     open_change(connection, tables, revision, before)   # in the transaction that records the revision
     finish_change(engine, actor=..., step=..., progress=...)
 
-1. Opening makes the new form, adds to the old one what it lacks, and records for each log how far rows are to be
-   copied: writers of this version write both forms from there on. Those of an older one are refused: the revision is
+1. Opening makes the new form and adds missing parts to the old one. It records for each log how far rows are to be
+   copied. From there on, writers of this version write both forms. Those of an older one are refused: the revision is
    recorded.
-2. Then rows are copied and compared (`row_windows`), each step in short transactions whose place is
-   recorded. Whoever is killed, or stopped by a difference, goes on from there; several processes may do it together.
+2. Then rows are copied and compared (`row_windows`), each step in short transactions whose place is recorded. Whoever
+   is killed, or stopped by a difference, goes on from there; several processes may do it together.
 3. The swap takes every lock in one statement, or gives up within `LOCK_MS` and tries again after a pause: readers that
    come meanwhile wait no longer. The leaf `schema-changed` commits with it.
 4. `undo_change` drops an unfinished copy and what was added to the old form, and records the revision from before.

@@ -1,8 +1,8 @@
 """The new form of a table beside the old one: its creation, its swap, and its removal.
 
 1. It is made by what makes the table of a new ledger: its statements, triggers, months, grants and row walls. On
-   PostgreSQL it stands in a schema of its own under the very names of a new ledger, so the swap renames nothing; in a
-   file names have an ending, which the swap takes off.
+   PostgreSQL it is in a separate schema, under the same names as in a new ledger, so the swap renames nothing. In a
+   file the names have an ending, which the swap removes.
 2. Columns that the new form has more are added to the old one for the time of the change: one program reads and writes
    both. No row is rewritten by that. A change that takes a column away is refused.
 3. Nothing here commits.

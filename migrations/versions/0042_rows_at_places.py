@@ -3,8 +3,8 @@
 Rows that are there already stay, whatever they are: a row that breaks a rule is a finding of `kvcustody audit fsck`,
 and no reader believes it. On PostgreSQL a rule that some row breaks stays `NOT VALID`: it holds for every row to come.
 
-On SQLite the rules are added to the text of the tables, as SQLite's own page on ALTER TABLE describes for constraints:
-no row is copied, so a large ledger takes no longer than a small one.
+On SQLite the rules are added to the text of the tables, as SQLite's own page on ALTER TABLE describes for constraints.
+No row is copied, so a large ledger takes no longer than a small one.
 """
 
 from alembic import op

@@ -1,8 +1,8 @@
 """Defaults of `offload`: how long a copy may stay in a tier, and which stores may hold it.
 
 1. A tenant's own entry goes on from the policy's; the policy's goes on from the classification's retention.
-2. Bytes end with the key of their time bucket at the latest, and a bucket is a sixteenth of `absolute` wide: so long
-   may they outlast what they were due at, and a second at least, where nothing is said.
+2. Bytes end with the key of their time bucket at the latest, and a bucket is a sixteenth of `absolute` wide. So,
+   without a stated value, bytes may outlast their due time by that much, and by at least a second.
 """
 
 from __future__ import annotations

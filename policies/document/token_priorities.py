@@ -3,11 +3,15 @@
     for each in token_priorities(policy.eviction, segment, (KindRange(1024, 4096, "pasted_log"),)):
         print(each.first, each.until, each.priority, each.because)
 
-1. A token has the priority of its segment's kind, or else of the kind that the door marked it with, or else of the
-   range that names its position, the one that begins first, or else the base.
-2. A kind that a caller says of its request only lowers what the policy would say. A kind that the policy does not
-   declare says nothing. What the door marked shares no token.
-3. The ranges are in order, share no token and leave none out; two that say the same for the same reason are one.
+1. A token has the priority of the first of these that applies:
+   - its segment's kind;
+   - the kind that the door marked it with;
+   - the range that names its position; of several, the one that begins first;
+   - the base.
+2. A kind that a caller states for its request can only lower the policy's priority. A kind that the policy does not
+   declare has no effect. The spans that the door marked share no token.
+3. The ranges are in order, share no token and leave none out. Neighbours with the same priority for the same reason are
+   one range.
 """
 
 from __future__ import annotations

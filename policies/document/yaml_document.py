@@ -1,10 +1,10 @@
 """YAML documents other than the policy, as plain values or a typed model. One strict reader reads them all
 (`yaml_nodes`).
 
-1. What YAML 1.1 and 1.2 read differently (`off`, `010`, `1:30`), a repeated key, an anchor, an alias, a merge key and a
-   tag are refused, as in a policy.
-2. Everything wrong with a document is reported at once, each with file, line and column, and what to do.
-3. What a field refuses is never quoted: documents hold what keys are made of.
+1. As in a policy, these are refused: what YAML 1.1 and 1.2 read differently (`off`, `010`, `1:30`), a repeated key, an
+   anchor, an alias, a merge key and a tag.
+2. All problems of a document are reported at once, each with file, line and column, and a way to fix it.
+3. A refused value is never quoted, because documents hold material that keys are derived from.
 """
 
 from __future__ import annotations

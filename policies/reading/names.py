@@ -1,8 +1,8 @@
 """The names that a document declares. Every reference in the document is checked against them.
 
 1. Names are gathered before any section is read, so sections may refer to each other in any order.
-2. A reference to a name that is not declared is a problem; a placeholder (a scalar that is no string) is not
-   complained about again, nor is anything where the section that declares it could not be read.
+2. A reference to a name that is not declared is a problem. Two things are not reported again: a placeholder (a scalar
+   that is not a string), and a reference into a section whose declarations could not be read.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Classify a request: its level and domain labels, from its tenant, route, verified claim and hint.
 
-1. Effective = the highest of the tenant's default, every matching route, the claim and the hint.
-2. When neither tenant, route nor claim is known, it is the highest there is; a hint alone is never "known".
-3. Routes, claims and hints only raise. An unknown claim or hint, or a route that cannot be trusted to mean what it
-   says (dot segments, escapes, empty segments), counts as the highest.
+1. The effective level is the highest of the tenant's default, every matching route, the claim and the hint.
+2. When neither tenant, route nor claim is known, it is the highest level of the policy. A hint does not count as known.
+3. Routes, claims and hints only raise. An unknown claim or hint counts as the highest level. So does a route that
+   cannot be interpreted safely (dot segments, escapes, empty segments).
 4. Labels accumulate: every source that applies adds its own, so that labels only ever narrow a domain.
 """
 

@@ -6,13 +6,13 @@
 1. Default deny; a forbid overrides every permit; an error while deciding is a deny.
 2. `decide` is pure: equal arguments give equal decisions, and time is an argument.
 3. A permit with reader != owner names a live grant, or a live segment that lists the reader.
-4. A grant opens reuse alone, to its one reader, of tenant-level and wider domains up to its level.
+4. A grant permits only reuse, only to its one reader, and only of tenant-level and wider domains up to its level.
 5. Every decision names what determined it: rules, grants, segments or sections (`tenants:acme`, `retention:internal`,
-   `offload:public`), and `default-deny` when nothing did.
+   `offload:public`). It names `default-deny` when nothing did.
 
-A tenant's own decisions are one flat tuple whatever its rules say (`places` finds each cell), so the memory that a
-decision touches does not grow with their number. Rows of nested dicts, shared between tenants that were decided alike,
-made decisions slower once rules named tenants.
+A tenant's own decisions are one flat tuple, whatever its rules are; `places` finds each cell. So the memory that a
+decision touches does not grow with the number of rules. Rows of nested dicts, shared between tenants with the same
+decisions, made decisions slower once rules named tenants.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """Obligations for a block: how long it may exist, how it ends, where it may go, and its evidence.
 
-1. Where several sources apply: the shortest time, the strictest scrub, verification and integrity check, the
-   intersection of tiers and of the places of a remote store, required encryption, the highest audit class. `combine` is
-   commutative, associative and idempotent.
+1. `combine` is commutative, associative and idempotent. Where several sources apply, it takes:
+   - the shortest time;
+   - the strictest scrub, verification and integrity check;
+   - the intersection of tiers, and of the places of a remote store;
+   - required encryption;
+   - the highest audit class.
 2. No copy of a block is kept in a tier for longer than the block may exist on the device.
 """
 

@@ -3,9 +3,9 @@
     found = explain_route(table, "acme", route="/v1/completions", claim=None, hint=None)
     print(found)
 
-1. The answer is the table's, as doors and workers ask it (`table.placement`).
-2. Groups are those of a deployment's document where one is given, else those that the policy names, and `OTHERS`, which
-   stands for every group that it does not name.
+1. The answer comes from the table, by the same call that doors and workers make (`table.placement`).
+2. Groups are those of a deployment's document where one is given, else those that the policy names. `OTHERS` stands for
+   every group that it does not name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The deployment around an engine under test, in memory: keys, policy, ledger, events. Adapters' harnesses may use it.
 
-1. Nothing is a stand-in for governance: the keyring, the decision table and the token verifier are the real ones; the
-   key store is a document in memory and the ledger keeps its events in a list.
+1. Nothing is a stand-in for governance: the keyring, the decision table and the token verifier are the real ones. The
+   key store is a document in memory, and the ledger keeps its events in a list.
 """
 
 from __future__ import annotations

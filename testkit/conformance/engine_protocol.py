@@ -1,14 +1,14 @@
 """The interface that an adapter's author implements once, so that the conformance kit can drive the engine behind it.
 
-Everything the kit knows of an engine it asks here. Nothing here is a copy of governance's books: block tables, bytes
-and index contents come from the engine itself, so that a lie in either is seen.
+Everything the kit knows about an engine comes through this interface. Nothing here is a copy of governance's books:
+block tables, bytes and index contents come from the engine itself. So a false statement in either is detected.
 
 1. A factory makes one fresh engine from a `Setup`; the kit owns the clock and moves it, the engine never does.
 2. The engine is deterministic: greedy, the same prompt gives the same output on the same weights.
-3. What an engine lacks it names in `Capabilities.lacks`, with the reason; the cases that need it are skipped with
-   that reason, and no case is skipped otherwise.
-4. The probe of `watch` is called with the bytes of *every* shard as they are just before the first write of a block
-   that was handed out: after the scrub that was ordered for it, before anything else touches it.
+3. An engine names each feature that it lacks in `Capabilities.lacks`, with the reason. The cases that need the feature
+   are skipped with that reason; no other case is skipped.
+4. When a block was handed out, the probe of `watch` is called with the bytes of *every* shard just before the block's
+   first write. That is after the scrub that was ordered for the block, and before anything else touches it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A vLLM engine in its own processes, plain or governed, with the demonstration's other configuration.
 
-1. Plain and governed engines differ by their connector and its settings, and by who writes the salt: in front of a
-   governed engine stands the door that its API server has, and every request passes it with its tenant's API key.
+1. Plain and governed engines differ by their connector and its settings, and by the writer of the salt. A governed
+   engine has its API server's door in front of it, and every request passes the door with its tenant's API key.
 2. What was started is ended: the processes form a group, which is killed if it does not end by itself.
 3. Everything is local: no network but loopback, no download.
 """

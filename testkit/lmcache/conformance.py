@@ -3,14 +3,14 @@
     kvcustody conformance --engine kvcustody.testkit.lmcache.conformance:engine --record lmcache.json \
         --subject vllm.distributed.kv_transfer.kv_connector.v1.lmcache_mp_connector:LMCacheMPConnector
 
-The engine is that of `testkit.vllm.conformance`. In the cases of the tier LMCache's connector runs beside ours, both
-halves of it vLLM's and LMCache's own, and a server of LMCache's on loopback with our module, and with our adapter
-(`engine`) or its own for files with our serde (`engine_with_serde`).
+The engine is that of `testkit.vllm.conformance`. In the cases of the tier, LMCache's connector runs beside ours; both
+of its halves are vLLM's and LMCache's own code. A server of LMCache's runs on loopback with our module. It uses our
+adapter (`engine`), or LMCache's own adapter for files with our serde (`engine_with_serde`).
 
-1. Transfers, lookups and orders take the machine's time, deadlines the kit's: a step waits for an answer of LMCache's,
-   and a pause until the server has stored what it was given and has looked at what is due.
-2. What a file in the tier is called is reckoned from what LMCache's connector is told to store under which salt. A file
-   with another name is told by that, and no scope has announced it.
+1. Transfers, lookups and orders run in the machine's time, deadlines in the kit's. A step waits for an answer of
+   LMCache's. A pause waits until the server has stored what it was given and has looked at what is due.
+2. The name of a file in the tier is computed from what LMCache's connector is asked to store, and under which salt. A
+   file with another name is recognised by that: no scope has announced it.
 3. `check` looks for content in the tier as it is on the device.
 """
 

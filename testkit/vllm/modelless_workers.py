@@ -2,8 +2,8 @@
 
 1. A step is one piece of work on one stream: first what the connector of every shard is told (its scrubs), then every
    write of the step, then every read. What was submitted is done when somebody waits for it, or for a later step.
-2. K/V of a position is a function of the request's canary and of every token up to it; a token that is said is a
-   function of all K/V that was read through the block table (`conformance.toy_model`).
+2. K/V of a position is a function of the request's canary and of every token up to it. An output token is a function of
+   all K/V that was read through the block table (`conformance.toy_model`).
 3. Where another connector runs beside ours, both are called as vLLM's model runner does: loads and saves are handed
    over behind the step's work.
 """

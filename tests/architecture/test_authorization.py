@@ -1,5 +1,5 @@
-"""Every action of the policy is asked about at run time, decision tables are asked by their seams alone, and the
-operations of the API are called through their gate.
+"""Every action of the policy is checked at run time, and decision tables are asked only by their seams. The API's
+operations are called through their gate.
 """
 
 from __future__ import annotations

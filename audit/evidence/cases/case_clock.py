@@ -3,16 +3,16 @@
     calendar = working_calendar("Europe/Berlin", ["2026-12-25"])
     deadline(received_us, MONTH, calendar).until_us
 
-1. The day of receipt is a date in the calendar's time zone. The period ends with the last hour of the day of the same
-   date, so many months later; where that month has no such day, of its last day (3(2)(c)).
-2. Where that day is a Saturday, a Sunday or a holiday of the list, it ends with the next day that is none (3(4)).
-   Which days are holidays is the operator's word: those of the controller's member state.
-3. Extended by two further months it is one period of three, from the same receipt; it is not the first end and two
-   months more, which may be another day.
+1. The day of receipt is a date in the calendar's time zone. The period ends with the last hour of the day with the same
+   date, that many months later. If that month has no such day, it ends with the month's last day (3(2)(c)).
+2. If that day is a Saturday, a Sunday or a listed holiday, the period ends with the next day that is none of these
+   (3(4)). The operator states the holidays: those of the controller's member state.
+3. An extension by two months gives one period of three months from the same receipt. It is not two months added to the
+   first end, which may give another day.
 4. A day ends at the next one's midnight in that zone, however many hours it has. Nothing here reads a clock.
-5. A case keeps what its calendar gave when it was opened (`CaseDays.texts`), so a machine without its zone, or with
-   other rules for it, reads the same days. Where they are neither kept nor to be counted, `days_of` gives ends that are
-   never too late, and says so.
+5. A case keeps the days that its calendar gave when it was opened (`CaseDays.texts`). So a machine without its zone, or
+   with other rules for it, reads the same days. If they are neither kept nor computable, `days_of` gives ends that are
+   never too late, and reports that.
 """
 
 from __future__ import annotations

@@ -1,22 +1,31 @@
 """Coverage of copies off the device, by tier: which were due to end, and the evidence that they are gone in time.
 
-1. The unit is a copy: (incarnation, tier, number). `due` is what its first leaf says, or sooner where its end does; an
-   end that claims a later one is disputed, and covers nothing.
-2. It is covered where nothing found it any more, and the first evidence that its bytes are gone (zeroed, unlinked,
-   deleted) or cannot be opened (its key destroyed) came, by `due` and the tier's `within`. Evidence of another name is
-   none.
-3. Of a process that died, its end was not seen: the evidence alone counts. In memory there never is any. What lay in
-   files, the next process of the worker finds by its name, ends at once or as a copy of its own, and says of the name
-   what it says of that one (number 0). So it is of what an orderly stop left in files: it is due when it was, and in no
-   figure before. Of a process of another worker that is so where its `tier-inherited` leaf says that it opened the tier
-   that this one left, and names the copy; and of who so inherits from that one. It counts from when the death is on
-   record, as the copy's end: of a copy whose process may be at work, and of one that stopped in order, no other worker
-   says anything. Without either leaf it stays open.
-4. Every copy that is due has one verdict: covered, late, open (no end or no evidence on record yet), unproven (its
-   process died, or no leaf says that it was stored) or disputed. Copies that live and are not due are in no figure.
-5. Leaves are read through their rows (`read_copies`), or alone (`LeafRecord.copies`); the arithmetic is one.
-6. The digest is SHA-256 over each incarnation's id in ASCII and its tier, a newline each, and for each copy, by number,
-   four big-endian 64-bit integers: number, due (boot-time microseconds), bytes, verdict (its place in `VERDICTS`).
+1. The unit is a copy: (incarnation, tier, number). `due` is the time in its first leaf, or the one in its end if that
+   is sooner. An end that claims a later time is disputed, and covers nothing.
+2. It is covered if two things happened by `due` and the tier's `within`: no look-up found it any more, and the first
+   evidence of its end came. The evidence is that its bytes are gone (zeroed, unlinked, deleted), or that it cannot be
+   opened (its key destroyed). Evidence for another name does not count.
+3. If its process died, its end was not seen, and only the evidence counts. For a copy in memory there never is any.
+   - The worker's next process finds copies in files by their names. It ends each at once or takes it as its own copy,
+     and reports the name's end as that of this copy (number 0).
+   - The same holds for copies that an orderly stop left in files. Their due time does not change, and they are in no
+     figure before it.
+   - A process of another worker may do this too, under two conditions. Its `tier-inherited` leaf must state that it
+     opened the tier that the dead process left, and must name the copy. The same holds for a process that inherits from
+     that one.
+   - Such evidence counts from the recorded death, as the copy's end. No other worker may report on a copy whose process
+     may still run, or stopped in order. Without either leaf the copy stays open.
+4. Every copy that is due has one verdict. Copies that live and are not due are in no figure.
+   - covered;
+   - late;
+   - open: no end or no evidence recorded yet;
+   - unproven: its process died, or no leaf records that it was stored;
+   - disputed.
+5. Leaves are read through their rows (`read_copies`), or without them (`LeafRecord.copies`); the arithmetic is the
+   same.
+6. The digest is SHA-256 over each incarnation's id in ASCII and its tier, with a newline after each, followed by its
+   copies. Each copy, in the order of numbers, gives four big-endian 64-bit integers: number, due (boot-time
+   microseconds), bytes, verdict (its place in `VERDICTS`).
 """
 
 from __future__ import annotations

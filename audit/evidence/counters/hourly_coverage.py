@@ -3,13 +3,13 @@
     recent(connection)                                  # the last day: no evidence is read
     period(connection, since_us, until_us)              # any hours of the last 31 days
 
-1. A pass (`judge_hours`) judges the state under a checkpoint with the one implementation of coverage
-   (`evidence.coverage`), for the hours of the last 31 days, and replaces rows together: every figure that is shown is
-   of one state, which `coverage_pass` names. What came later counts in the next pass; whoever shows a figure shows its
-   age.
-2. Of two passes the one over the later state stays.
-3. `fsck` judges the same state again, from all of it. Retention drops all rows with its leaves; a pass that read any of
-   those has judged nothing.
+1. A pass (`judge_hours`) judges the state under a checkpoint, with the one implementation of coverage
+   (`evidence.coverage`). It judges the hours of the last 31 days and replaces rows together. So every displayed
+   figure is of one state, which `coverage_pass` names. Later leaves count in the next pass. Whoever displays a figure
+   also displays its age.
+2. Of two passes, the one over the later state is kept.
+3. `fsck` judges the whole of the same state again. Retention drops all rows together with its leaves. A pass that read
+   any dropped leaf is discarded.
 """
 
 from __future__ import annotations

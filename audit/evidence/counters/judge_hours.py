@@ -3,16 +3,18 @@
     judging = HourlyJudge(reading, writing)
     judging.judge(now_us=clock.utc_us())     # a step; `behind` says whether there is more
 
-1. What is kept between passes is the leaves of custody that has no final verdict yet, of those who use it, and of whole
-   processes. All of it is judged again at each pass, by the one implementation of coverage.
-2. A verdict is final where custody ended, was proved or never can be (in time, late, unproven); of what is wrong or
-   missing it is final after a day (`_WAIT_US`). It is added to its hour once, and its leaves are let go of.
-3. A leaf that names custody whose verdict was final (a late spill, evidence on record before what it is about), and
-   leaves read that retention drops, begin everything anew: what is stored is always what a judge of the whole state
-   would store (`hourly_coverage.judged_rows`), and `fsck` compares. After each leaf that came so late, the judge waits
-   twice as long before what is wrong or missing is final: it does not begin anew for the same leaf again.
-4. A step takes a bounded number of leaves, up to a checkpoint; while there are more, it is judged as of that
-   checkpoint's time.
+1. Between passes these leaves are kept: those of custody without a final verdict, of the residencies that use it, and
+   of whole processes. Each pass judges all of them again, with the one implementation of coverage.
+2. A verdict is final if custody ended and was proved or can never be proved (in time, late, unproven). A verdict of
+   wrong or missing evidence is final after a day (`_WAIT_US`). A final verdict is added to its hour once, and its
+   leaves are released.
+3. Two things restart the whole judgement: a leaf about custody with a final verdict, and leaves already read that
+   retention drops. Such a leaf is a late spill, or evidence recorded before the event it is about. So the stored rows
+   always equal a judgement of the whole state (`hourly_coverage.judged_rows`), and `fsck` compares.
+   After each such late leaf, the judge waits twice as long before a verdict of wrong or missing evidence is final. So
+   it does not begin anew for the same leaf again.
+4. A step takes a bounded number of leaves, up to a checkpoint. While more remain, it judges as of that checkpoint's
+   time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read the ledger's figures for pages, the API and scrapes, instead of leaves and rows of evidence.
 
-1. A figure is the sum of what was folded and what was not yet (`schema.counters`, rule 2), read by one statement: it
-   is that of the leaves in the same snapshot, whoever folds meanwhile.
+1. A figure is the sum of folded and unfolded deltas (`schema.counters`, rule 2), read by one statement. So it matches
+   the leaves in the same snapshot, whoever folds meanwhile.
 2. How many rows are read depends on how many tenants there are, and, for a period, on its hours: never on how long the
    history is. What a scrape reads of all tenants stands apart, in few rows.
 3. One sum needs more, of a process whose leaves do not add up: one that lost leaves, by a record of its writer, or that

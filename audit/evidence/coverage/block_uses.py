@@ -1,16 +1,16 @@
 """Who used which block until when, and which receipts name it: the flat evidence behind coverage.
 
-1. A use is one residency with one block it wrote, or attached at its admission or later. It lasts until the
-   residency's release, or until the residency let go of that block early.
-2. Its hold ends at its deadline, at the earlier one that a narrowing act gave it, or at an erasure that selects the
-   residency; a residency without a hold ends its claim when it is released.
-3. What an erasure covers is in the leaf of its effect, one for each process, and when it was asked for in the leaf of
-   its request. No leaf of a residency is needed, so erasures by domain or model count, and those of people who go by
-   several pseudonyms.
-4. Of two releases of one residency a process's own counts, and its successor's does not: who was taken for dead and
-   lives says itself when a request left.
-5. A use whose release was never recorded never ends. What a residency let go of and came to use again later, it used
-   until it let go of it again or was released.
+1. A use is one residency with one block it wrote, or attached at its admission or later. It lasts until the residency's
+   release, or until the residency let go of that block early.
+2. Its hold ends at its deadline, at the earlier deadline that a narrowing act gave it, or at an erasure that selects
+   the residency. A residency without a hold ends its claim when it is released.
+3. The leaf of an erasure's effect, one for each process, records what it covers. The leaf of its request records when
+   it was requested. No leaf of a residency is needed. So erasures by domain or model count, and so do those of people
+   with several pseudonyms.
+4. If a residency has two releases, the process's own counts, not its successor's. A process that was wrongly taken for
+   dead reports itself when a request left.
+5. A use whose release was never recorded never ends. If a residency let go of a block and used it again later, the use
+   lasts until it let go again or was released.
 """
 
 from __future__ import annotations

@@ -1,25 +1,29 @@
 """Deletion coverage: the share of all custody due to end that has timely evidence of its end.
 
-1. The unit is (block, generation, shard). A custody of n shards is n units with one verdict: it is covered only when
-   every shard has a receipt for that very block and generation, started after the last use, ended within
-   `scrub_within` of `due_at` or, if later, of the fence's retirement.
+1. The unit is (block, generation, shard). A custody of n shards is n units with one verdict. It is covered only if
+   every shard has a receipt for that very block and generation. The receipt must have started after the last use. It
+   must have ended within `scrub_within` of `due_at` or, if later, of the fence's retirement.
 2. `due_at = max(last release, min(ceiling, end of the last hold, erasure))`, recomputed from the residencies' own
-   leaves. A hold ends at its deadline, at an erasure of its residency, or when custody did (eviction), whichever is
-   first. A reader of another tenant holds blocks only where custody says so (a segment; through a grant it has
-   references, not holds). The due time that the allocator claimed decides nothing; where the two differ the custody
-   counts as disputed.
-3. Every due unit gets exactly one verdict: in time, late, failed (receipts exist, none that counts), missing (a shard
-   has no receipt), unproven (its process died, or nothing recorded that the block was ever written). Covered is what
-   is in time and not disputed: a recorded due time that the holds do not give may be an error of either, and covers
-   nothing.
+   leaves. A hold ends at its deadline, at an erasure of its residency, or with custody (eviction), whichever is first.
+   A reader of another tenant holds blocks only where custody allows it (a segment; through a grant it has references,
+   not holds). The due time that the allocator claimed decides nothing. Where the two differ, the custody counts as
+   disputed.
+3. Every due unit gets exactly one verdict. A unit is covered if it is in time and not disputed. A recorded due time
+   that the holds do not give may be an error of either, and covers nothing.
+   - in time;
+   - late;
+   - failed: receipts exist, but none counts;
+   - missing: a shard has no receipt;
+   - unproven: its process died, or no leaf recorded that the block was ever written.
 4. Two figures, never mixed: custody ended (and by when), and bytes destroyed, by the weakest verification level of
-   their shards. A block is counted as sampled where its receipt read some; only `reread_blocks` counts what was read
-   back in full.
-5. All arithmetic runs on boot-time microseconds of the incarnation. A period selects by the recomputed due time in
-   UTC (`units`).
-6. The digest of what was counted is SHA-256 over, for each incarnation that has any, its id in ASCII and a newline, and
-   then seven big-endian 64-bit integers a custody: pool, generation, block, due (boot-time microseconds), verdict (its
-   place in `VERDICTS`, one more for overdue), 1 if covered, shards. Whoever has the leaves can compute it again.
+   their shards. A block is counted as sampled if its receipt read some of the blocks. Only `reread_blocks` counts
+   blocks that were read back in full.
+5. All arithmetic runs on boot-time microseconds of the incarnation. A period selects by the recomputed due time in UTC
+   (`units`).
+6. The digest of the counted custody is SHA-256 over the incarnations that have any. Each gives its id in ASCII and a
+   newline, and then seven big-endian 64-bit integers for each custody. These are pool, generation, block, due
+   (boot-time microseconds), verdict (its place in `VERDICTS`, one more for overdue), 1 if covered, and shards. Whoever
+   has the leaves can compute it again.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Pages of leaves from all logs by time, newest or oldest first.
 
-1. The order is (time, log, idx), fixed by the leaves alone. Newest first, what is written meanwhile stands before the
-   first page and moves no later one.
-2. Which logs have leaves in which hours is read from the ledger's figures: an hour or a log without any, or without the
-   kinds that are wanted, costs nothing. What a leaf says is checked as `query.events` checks it.
-3. One call looks at about `scan_max` leaves. A page that ends there is short and has a cursor all the same.
+1. The order is (time, log, idx), which the leaves alone determine. With the newest first, leaves written meanwhile come
+   before the first page and move no later page.
+2. The ledger's figures show which logs have leaves in which hours. So an hour or a log without any, or without the
+   requested kinds, costs nothing. A leaf's content is checked as in `query.events`.
+3. One call looks at about `scan_max` leaves. A page that ends there is short but still has a cursor.
 """
 
 from __future__ import annotations

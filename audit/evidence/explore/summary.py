@@ -1,7 +1,8 @@
 """Counts by facet, in total and over time of the leaves that match a filter, for the explorer page.
 
-1. Where a filter is of tenant, kind, outcome and period alone, all that has figures (`counters`) is read from them:
-   exact for the whole hours that the period touches, whatever the size of the ledger. Items of lists count each.
+1. If a filter uses only tenant, kind, outcome and period, everything that has figures (`counters`) is read from them.
+   The figures are exact for the whole hours that the period touches, whatever the size of the ledger. Items of lists
+   count each.
 2. Actors and grants have no figures, nor has any other filter: those are counted in the `SAMPLE_MAX` newest leaves that
    fit, and `sampled` says of how many. A total is then `exact` where all were seen, else estimated from those.
 3. A rule's figure is how many requests it denied, in the log of whoever asked, whichever way they are counted. In a

@@ -1,7 +1,8 @@
 """Policies that processes enforced during a period, including ended processes; from signed leaves only.
 
-1. A process enforces the policy of its last `policy-activated` leaf, and beside it, for a stage, that of a
-   `policy-staged` leaf since then: from the moment of that leaf until the next one or the end of the process.
+1. A process enforces the policy of its last `policy-activated` leaf. For a stage, it also enforces that of a
+   `policy-staged` leaf since then. Each counts from the moment of its leaf until the next one or the end of the
+   process.
 2. What a process took back (`grants-revoked`) is revoked there from that moment on. Of a policy an id counts as revoked
    when every process that enforced it had taken it back, from the last of these moments on.
 3. A document proves nothing: whoever uses it compares its digest, as with `running_policies`. A process that replays or

@@ -1,12 +1,13 @@
-"""Policies that the processes at work enforce, released or from a file; from signed leaves only.
+"""Policies that the running processes enforce, released or from a file, read only from signed leaves.
 
-1. A process enforces the policy of its last `policy-activated` leaf, and beside it, for a stage, that of a
-   `policy-staged` leaf since then, less what its `grants-revoked` leaves name. Where two processes of a worker have no
-   end on record, the newer one counts.
-2. A document is put together from `policy-text` leaves. Those prove nothing: whoever uses it compares its digest with
-   the one that the activation states.
-3. A process that only replays or generates history serves nobody: it is left out. A simulated one serves now.
-4. A process that was killed counts until its end is on record: nothing says that it ended.
+1. A process enforces the policy of its last `policy-activated` leaf. For a stage, it also enforces that of a
+   `policy-staged` leaf since then. The grants that its `grants-revoked` leaves name are excluded. If two processes of a
+   worker have no recorded end, the newer one counts.
+2. A document is put together from `policy-text` leaves. Those prove nothing, so whoever uses the document compares its
+   digest with the one that the activation states.
+3. A process that only replays or generates history serves nobody and is left out. A simulated one serves now and
+   counts.
+4. A process that was killed counts until its end is recorded, because no leaf shows that it ended.
 """
 
 from __future__ import annotations

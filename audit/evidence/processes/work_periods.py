@@ -1,9 +1,9 @@
-"""Which processes are and were at work, and when; from signed leaves only.
+"""Which processes are and were at work, and when, read only from signed leaves.
 
-1. A process is at work from its `worker-started` leaf until the last `worker-stopped` or `worker-died` leaf about it,
-   unless a `worker-returned` leaf behind that says that it was taken for dead.
-   No row of `incarnations` counts: whoever edits one changes nothing here, and `audit fsck` names the row.
-2. Processes that announced no memory, as those of commands and of the control plane, are at no work.
+1. A process is at work from its `worker-started` leaf until the last `worker-stopped` or `worker-died` leaf about it. A
+   later `worker-returned` leaf cancels that end: the process had been wrongly taken for dead. No row of `incarnations`
+   counts. An edited row changes nothing here, and `audit fsck` names it.
+2. Processes that announced no memory, such as those of commands and of the control plane, are never at work.
 """
 
 from __future__ import annotations

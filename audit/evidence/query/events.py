@@ -1,14 +1,14 @@
 """Pages of leaves by content: filters, a stable order, cursors, and the ledger as of a checkpoint.
 
-1. The order is (log, time, idx), fixed by the leaves alone, so that pages neither repeat nor skip a leaf. As of a
-   checkpoint the answer never changes; without one, leaves that are written meanwhile may appear behind the cursor's
-   log. A cursor after a leaf that the ledger does not have, as after a restore, is refused (`CursorError`).
-2. A filter on what a leaf says is applied to its canonical bytes in the database, and checked again on the decoded
-   leaf: no projection can invent one. The leaves of a trace or a block are found by projections, which `fsck` holds
-   against the leaves.
-3. One call looks at no more than `scan_max` leaves. A page that ends there is short and has a cursor all the same.
-4. Of many logs a search by kind looks into those alone that have the kind, as the figures say (`schema.counters`, held
-   against the leaves by `fsck`); small logs are searched together.
+1. The order is (log, time, idx). The leaves alone determine it, so pages neither repeat nor skip a leaf. As of a
+   checkpoint the answer never changes. Without one, leaves that are written meanwhile may appear behind the cursor's
+   log. A cursor after a leaf that the ledger lacks, for example after a restore, is refused (`CursorError`).
+2. A filter on a leaf's content is applied to its canonical bytes in the database, and checked again on the decoded
+   leaf. So no projection can invent a leaf. The leaves of a trace or a block are found by projections, which `fsck`
+   checks against the leaves.
+3. One call looks at no more than `scan_max` leaves. A page that ends there is short but still has a cursor.
+4. With many logs, a search by kind reads only those that have the kind according to the figures (`schema.counters`),
+   which `fsck` checks against the leaves. Small logs are searched together.
 """
 
 from __future__ import annotations

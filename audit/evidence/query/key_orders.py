@@ -1,14 +1,15 @@
 """Key custodians' orders on tenants' keys, which every worker must follow.
 
-1. An order names a tenant and a moment, never an epoch: whoever follows it twice, late, or beside another process on
-   the same keys, does nothing more. What a worker did with its keys is on record by itself (`KeyEvent`).
-2. Orders are leaves of the system log, whose content is never dropped: a worker that was away for years finds them.
-3. An order to destroy is complete when every process that was at work at its moment has said that it holds nothing of
-   it any more (`keys-dropped`) or has ended, and every key that a key service was to destroy, or that a known backup
-   has, is gone.
-4. An answer names the moment of an order on record: of this one, or of a later one on the same tenant. Nobody answers
+1. An order names a tenant and a moment, never an epoch. So following it twice, late, or beside another process on the
+   same keys changes nothing more. A worker's acts on its keys are recorded separately (`KeyEvent`).
+2. Orders are leaves of the system log, whose content is never dropped. So a worker that was away for years finds them.
+3. An order to destroy is complete when two things hold. Every process that was at work at its moment has ended, or has
+   reported that it holds nothing of the order any more (`keys-dropped`). Every key is gone that a key service was to
+   destroy or that a known backup has.
+4. An answer names the moment of a recorded order: of this one, or of a later one on the same tenant. Nobody can answer
    an order that has not been given.
-5. Clocks differ by `CLOCKS_DIFFER_US` at most: who seems to have begun so much later may have been at work.
+5. Clocks differ by `CLOCKS_DIFFER_US` at most. So a process that seems to have begun that much later may have been at
+   work.
 """
 
 from __future__ import annotations

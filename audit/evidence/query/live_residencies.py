@@ -1,11 +1,11 @@
-"""Live residencies: running ones, and those whose hold has not ended, by their own leaves.
+"""Live residencies, by their own leaves: running ones, and those whose hold has not ended.
 
-1. A residency is live while its process is at work, by the leaves about its start and end, and it runs, or its last
-   hold is after `now_us`.
-2. An eviction or an erasure may have ended its blocks before: `report.subject` counts those, block by block.
+1. A residency is live while its process is at work, by the leaves about its start and end. In addition, it must still
+   run, or its last hold must end after `now_us`.
+2. An eviction or an erasure may have ended its blocks earlier. `report.subject` counts those, block by block.
 3. No clock is read. People appear as pseudonyms.
-4. A hold that a narrowing act shortened ends when that act says (`narrowed`). What still runs shows the limit that it
-   began with: no leaf says more before its release.
+4. A hold that a narrowing act shortened ends at the act's time (`narrowed`). A running residency shows the limit that
+   it began with, because no leaf has more before its release.
 """
 
 from __future__ import annotations

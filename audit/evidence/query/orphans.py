@@ -2,8 +2,8 @@
 
 1. The process tells what it has (open residencies, custody that has not ended); every comparison is with leaves.
 2. Counts are compared first. Leaves are read block by block only where the counts of an incarnation do not add up, or
-   where a scan has ended blocks that no leaf lists as written, so that counts alone could hide a loss.
-3. A gap that a finding has named before is known, and is no finding again.
+   could hide a loss. They could if a scan has ended blocks that no leaf lists as written.
+3. A gap that a finding has already named is not reported again.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Which prefixes are worth keeping: what later requests attached of one request's blocks, from the ledger.
+"""Which prefixes are worth keeping: the blocks of one request that later requests attached, from the ledger.
 
     rows = prefix_values(connection, since_us, until_us, costs, limit=20)
 
-1. A row is of a *prefix writer*: the request whose blocks later ones attached, by its process and residency, which is
-   all that names it. No token, key, subject or session is read or shown.
-2. Its worth is the prefill seconds that those hits saved (`showback.Cost`, each block at its place in the prompt that
-   attached it), in the period in which they happened; None where its worker has told no cost, and then it stands behind
-   those whose worth is known, by blocks.
+1. A row describes a *prefix writer*: the request whose blocks later ones attached. Only its process and residency
+   identify it. No token, key, subject or session is read or shown.
+2. Its worth is the prefill seconds that those hits saved, counted in the period of the hits. `showback.Cost` gives
+   them, with each block at its place in the prompt that attached it. If its worker has reported no cost, the worth is
+   None. Such rows come after those with a known worth, ordered by blocks.
 3. A function of ledger rows and arguments, as `showback` is, at the same cost.
 """
 

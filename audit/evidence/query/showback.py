@@ -3,16 +3,19 @@
     rows = showback(connection, since_us, until_us, costs)      # by tenant
     pairs = dated_reuse(connection, since_us, until_us)         # by reader, owner and what opened the blocks
 
-1. Block-seconds are of whoever the custody is charged to: the owner of a segment that was filled, else the requester.
-   They count from when a block was handed out, growth of a request from when the request opened, to its end, or to the
-   end of the period or of the process.
-2. A hit is of the reader; where the owner of the blocks is another tenant, it was *taken* from that one, who *gave*
-   it. Requests count in the period in which they opened. What a request had before it was preempted, shares with the
-   one it forked from, or computed itself before it joined another's copy saved nothing, and is no hit.
+1. Block-seconds belong to whoever the custody is charged to: the owner of a segment that was filled, else the
+   requester. They count from when a block was handed out; blocks that a request grew by count from when the request
+   opened. They count until custody ends, or until the end of the period or of the process.
+2. A hit belongs to the reader. If another tenant owns the blocks, the hit was *taken* from that tenant, who *gave* it.
+   Requests count in the period in which they opened. Three kinds of block saved nothing and are no hit:
+   - those that a request had before it was preempted;
+   - those that it shares with the request it forked from;
+   - those that it computed itself before it joined another's copy.
 3. Seconds are what those tokens' prefill would have taken by the measured cost of the worker (`Cost`), each block at
    its place in the prompt. Where no cost is known, they are None: nothing is guessed.
-4. Every figure is a function of ledger rows and arguments: a bill repeats. Leaves that retention has dropped count no
-   more. What it costs grows with the evidence of the processes that were at work in the period.
+4. Every figure is a function of ledger rows and arguments, so a bill can be reproduced. Leaves that retention has
+   dropped no longer count. The cost of a query grows with the evidence of the processes that were at work in the
+   period.
 """
 
 from __future__ import annotations

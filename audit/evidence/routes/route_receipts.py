@@ -4,20 +4,21 @@
         lacks, findings = judge(receipt, now_us=now_us)
     joined = read_routes(connection, period, now_us=now_us)      # all of it at once
 
-1. Halves belong together by the name of their receipt and the log that they are in. A receipt is of the period of its
-   door's half; a worker's half without one, of its own.
-2. A half that is missing is a finding, never a zero. Until it can be certain, the receipt is `awaited`: of a worker's
-   half for `GRACE_US`, as its process may spill; of a door's for `DOOR_GRACE_US`, as a door writes its half when the
-   answer begins, and waits for that no longer than `ANSWER_US_MAX` and half a minute. No worker's half is missing
-   where the request was not answered with a status below 300. Where the answer names its worker, the half of another
-   stands in for none.
-3. A router may present a request again, at another worker too. So a worker's half from elsewhere is a finding where it
-   is later than those of the worker that answered, by more than clocks may be apart. There are no more halves than the
-   token had uses. When a half was written is its worker's own word.
-4. What a half says of itself may be wrong: figures that cannot be are a finding, and measure nothing.
-5. What is told to who asks for the record of one tenant is of that tenant's log alone.
+1. Halves are joined by the name of their receipt and the log that they are in. A receipt belongs to the period of its
+   door's half. A worker's half without a door's half belongs to its own period.
+2. A half that is missing is a finding, never a zero. Until that is certain, the receipt is `awaited`.
+   - A worker's half is awaited for `GRACE_US`, as its process may spill.
+   - A door's half is awaited for `DOOR_GRACE_US`. A door writes its half when the answer begins, and waits for that at
+     most `ANSWER_US_MAX` and half a minute.
+   - No worker's half is missing if the request was not answered with a status below 300.
+   - If the answer names its worker, another worker's half does not replace that worker's.
+3. A router may present a request again, at another worker too. So a half from a worker other than the one that answered
+   is not always a finding. It is one if it is later than the answering worker's halves by more than clocks may differ.
+   There are no more halves than the token had uses. Only the worker itself states when its half was written.
+4. A half's statements about itself may be wrong. Impossible figures are a finding, and are not used as measurements.
+5. A record for one tenant uses only that tenant's log.
 6. Receipts are in the order of the places of their first halves: time, log, number in the log. They are read in slices,
-   so that who takes few reads few.
+   so that a caller who takes few reads few.
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
 """Meaningless names for subjects and sessions. Only the table in `subject_rows` links them to people.
 
-1. A pseudonym is an HMAC over its row's names under a random secret in that row (`committed_name`), so leaves prove
-   the row; a session's secret is its subject's. Without the row nothing can be computed from a pseudonym: destroying
-   the subject's row, which holds the secret, unlinks both.
+1. A pseudonym is an HMAC over its row's names under a random secret in that row (`committed_name`), so leaves prove the
+   row. A session uses its subject's secret. Without the row nothing can be computed from a pseudonym: destroying the
+   subject's row, which holds the secret, unlinks both.
 2. The name is durable no later than the first leaf that uses it: it travels in the same transaction, batch or spill.
-3. A session has a row of its own where it has no subject, where its subject's row has no secret (one from before
-   there were secrets), and where an erasure is about it.
+3. A session has a row of its own in three cases:
+   - it has no subject;
+   - its subject's row has no secret, because it is from before there were secrets;
+   - an erasure is about it.
 4. With subject keys (`subject_keys`) rows hold tags instead of names, and a session's secret comes from the subject's
-   key. A process that names people without asking a database has secrets of its own; what takes its rows seals them
-   (`kept`). Without keys nobody is named, unless it is said that names are kept in clear (`clear_names`).
-5. A process that has pseudonyms in memory forgets them at its first batch after a subject was unlinked, and reads
-   those that are left anew: who comes back has another pseudonym.
+   key. A process that names people without a database has its own secrets; the receiver of its rows seals them
+   (`kept`). Without keys nobody is named, unless a setting allows names in clear (`clear_names`).
+5. A process with pseudonyms in memory forgets them at its first batch after a subject was unlinked, and reads the
+   remaining ones anew. So a subject that comes back gets another pseudonym.
 """
 
 from __future__ import annotations

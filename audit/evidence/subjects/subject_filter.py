@@ -1,10 +1,10 @@
 """Conditions on `residencies` that select a tenant's, or those of a tenant's subjects.
 
 1. A tenant's residencies are in that tenant's log, and in no other.
-2. The index of subjects has each log in spans of as many leaves, one span after the other, and is ordered by subject
-   within a span. An opening then changes pages of the last span of its log alone, which are in memory. Ordered by
-   subject alone it changed another page for each subject, and a ledger took in openings the slower the larger it was.
-3. Who asks looks into every span of the log: one search for each thousand leaves that the tenant has.
+2. The index of subjects divides each log into consecutive spans of equally many leaves. Within a span it is ordered by
+   subject. So an opening changes only pages of its log's last span, which are in memory. An index ordered only by
+   subject changed another page for each subject. The larger the ledger was, the slower it took in openings.
+3. A query looks into every span of the log: one search for each thousand leaves of the tenant.
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@
    destroy them too. On SQLite destroyed rows are overwritten, and its write-ahead log is emptied.
 3. A process that has keys in memory forgets them at its next batch after any destruction, by `generation`.
 4. A session without a subject has a key of its own.
-5. Whoever is to be erased can be named from here alone, by pseudonym: workers that carry the erasure out, now or
-   after a crash, need the name. It goes with the key.
+5. Whoever is to be erased can be named from here alone, by pseudonym: workers that carry the erasure out, now or after
+   a crash, need the name. It goes with the key.
 6. Secrets that the ledger keeps of subjects are hidden under the subject's key, as the tags are.
-7. A ledger has a store unless a setting says by name that it keeps names in clear: beside a SQLite file one is made;
-   on a server, where several machines would make one each, it has to be named.
+7. A ledger has a store unless a setting explicitly keeps names in clear. Beside a SQLite file one is made. On a server
+   it has to be named, because several machines would make one each.
 """
 
 from __future__ import annotations

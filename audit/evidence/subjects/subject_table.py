@@ -1,10 +1,10 @@
 """Rows that link people and their pseudonyms: how they are stored, found, and destroyed.
 
-1. A row has a pseudonym, a tenant, and a subject, a session or both, and a secret under which its pseudonym commits to
-   them as they stand in the row. Leaves carry the pseudonym: a row that was edited contradicts them (`check_row`).
-   From a subject's secret come the pseudonyms of those of its sessions that have no row.
-2. With subject keys a row holds tags instead of names, and a secret only sealed under the subject's key: without it
-   no guess can be compared with either. Rows whose secret is sealed are proved where somebody has key and name.
+1. A row has a pseudonym, a tenant, and a subject, a session or both. It also has a secret, under which the pseudonym
+   commits to them as they stand in the row. Leaves carry the pseudonym: a row that was edited contradicts them
+   (`check_row`). The pseudonyms of a subject's sessions without a row are derived from the subject's secret.
+2. With subject keys a row holds tags instead of names, and its secret is sealed under the subject's key. Without that
+   key no guess can be compared with either. Rows with a sealed secret can be proved only with key and name.
 """
 
 from __future__ import annotations

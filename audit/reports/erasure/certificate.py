@@ -7,12 +7,11 @@
    has none is listed: kept for other holders, or unproven.
 4. A copy off the device is waiting until a leaf proves its end: its bytes are gone, or a key that it needs is. What is
    unlinked later is in a later certificate.
-5. It is `complete` only where every worker that owes an answer has given it, as the leaves that it carries say: the
+5. It is `complete` only if every worker that owes an answer has given it, by the leaves that it carries. Those are the
    request, the start and end of every process that was at work then, and the answers (`who_owes`).
-6. It says when any process did not enforce its policy for everybody, as its issuer's word: the leaves that show it
-   name other tenants.
-7. Where orders are signed (`signed_orders`), it is not `complete` where nobody follows its request, and
-   says why.
+6. It says when any process did not enforce its policy for everybody, as its issuer's word: the leaves that show it name
+   other tenants.
+7. Where orders are signed (`signed_orders`), it is not `complete` where nobody follows its request, and says why.
 8. Legal holds on everything, on its tenant and on its subject are listed, from their leaves (`erasure_holds`).
 9. Where it raised erase epochs, `routers` says when routers' names of the scope ended and which doors follow
    (`ended_names`). What routers keep is unproven, and changes no outcome.

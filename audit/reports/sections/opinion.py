@@ -1,12 +1,15 @@
 """The opinion, derived only from a report's facts: every reader of the report derives the same.
 
-1. Unqualified: nothing that was due is not covered, every identity holds, every erasure and every person who asked is
-   answered in time, every pool was scanned, nothing is missing. Anything else is an exception, and the opinion is
-   qualified. Only a framework that asks for an answer in time is qualified by a person who was not answered in time.
-2. Adverse: the tables say what the leaves do not, an identity is off by more than one in a hundred, or even the upper
-   end of the range is below `ADVERSE_BELOW_PPM`.
-3. What is unknown stays unknown: custody whose process died, and blocks that a pool's counter handed out and no leaf
-   lists, are neither covered nor not. The range has them at both ends.
+1. Unqualified, if all of these hold: everything that was due is covered, every identity holds, and nothing is missing.
+   Every erasure and every person who asked was answered in time, and every pool was scanned. Anything else is an
+   exception, and the opinion is qualified. Only a framework that asks for an answer in time is qualified by a person
+   who was not answered in time.
+2. Adverse, if one of these holds:
+   - the tables contradict the leaves;
+   - an identity is off by more than one in a hundred;
+   - even the upper end of the range is below `ADVERSE_BELOW_PPM`.
+3. What is unknown stays unknown. This is custody whose process died, and blocks that a pool's counter handed out but no
+   leaf lists. They count neither as covered nor as uncovered: they make up the width of the range.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The population: its derivation, and its totals compared with totals from other sources.
 
-1. Counters of pools and devices are those that a worker recorded when it stopped; of one that still runs, or died,
-   there are none in the ledger, and the identity is left out rather than filled in.
-2. A request lists what it grew by at its end. Until then its growth is a term of the identity: generations that no
-   leaf lists, behind the first block of a request that runs. Only a process all of whose sequences have leaves has
-   such a term: where one is missing, its leaf may have listed them, and the identity does not hold.
+1. Counters of pools and devices are those that a worker recorded when it stopped. For a worker that still runs, or
+   died, the ledger has none, and the identity is left out rather than filled in.
+2. A request lists what it grew by at its end. Until then its growth is a term of the identity: generations that no leaf
+   lists, behind the first block of a request that runs. Only a process all of whose sequences have leaves has such a
+   term: where one is missing, its leaf may have listed them, and the identity does not hold.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The sample: members of the population drawn by the seed, with every leaf behind their verdicts, and proofs.
 
-1. Of a custody: the leaves that name its (block, generation), the last releases of the residencies that used it, its
-   process's start, what narrowed holds of its tenant, and erasures that may have ended it. Of a copy: the leaves that
-   list its number, and its process's start. So a verdict can be given again from the report alone; where there are more
-   than `LEAVES_MAX`, the rest is counted and is in an export.
-2. A tenant's own report holds leaves of that tenant's log alone.
+1. For a custody, the sample has the leaves that name its (block, generation), and its process's start. It also has the
+   last releases of the residencies that used it, the leaves that narrowed its tenant's holds, and erasures that may
+   apply. For a copy, it has the leaves that list its number, and its process's start. So a reader can reach the verdict
+   again from the report alone. If there are more than `LEAVES_MAX` leaves, the rest is counted and is in an export.
+2. A tenant's own report holds only leaves of that tenant's log.
 """
 
 from __future__ import annotations

@@ -1,12 +1,17 @@
 """Storage limitation: the age of custody at its end, the cause of its end, and each classification's limits.
 
-1. Age is from the request's admission to the end of custody: of blocks that were handed out later it says too much,
-   never too little. Custody of which no leaf says who was handed it has no age.
+1. Age runs from the request's admission to the end of custody. For blocks that were handed out later it is too high,
+   never too low. Custody has no age if no leaf records to whom it was handed out.
 2. Limits are those that leaves record for these very custodies: the absolute limit of their residencies (deadline less
-   admission), and `scrub.within` of their ends. In time is: destroyed with evidence within `scrub.within` of when it
-   was due, or of the device's last work on it if that was later.
-3. What ended it: its deadline (of a hold or of the ceiling), an eviction, an erasure, pressure on memory, the death of
-   its process, or another act of its owner.
+   admission), and `scrub.within` of their ends. Custody is in time if it was destroyed with evidence within
+   `scrub.within` of its due time. If the device's last work on it was later, the time counts from that.
+3. The cause of its end is one of these:
+   - its deadline (of a hold or of the ceiling);
+   - an eviction;
+   - an erasure;
+   - pressure on memory;
+   - the death of its process;
+   - another act of its owner.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read a report from JSON: every field has the type that its section gives it, and there are no others.
 
-1. What is read back writes the same bytes; `Report.to_bytes` of it is compared with what was read, so a field that is
-   missing, is of another type, or belongs to no part of the model is found.
+1. A report that is read back writes the same bytes: its `Report.to_bytes` is compared with the input. So a field that
+   is missing, has another type, or belongs to no part of the model is found.
 """
 
 from __future__ import annotations

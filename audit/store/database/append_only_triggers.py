@@ -1,15 +1,16 @@
 """Leaves and trees are insert-only: the database itself refuses to change or delete them.
 
-1. On both databases a trigger refuses every UPDATE and DELETE of leaves, nodes, root leaves and checkpoints (and
-   TRUNCATE, which SQLite has not), and every change of a log but its growth. Nobody is exempt, the owner included. Who
-   drops the trigger still leaves the trees to tell.
-2. Retention alone deletes leaves, and the hashes inside tiles whose leaves are gone, inside `triggers_lifted`, for one
-   transaction. On PostgreSQL its role needs the right to it, and no other level of a tree is let go.
+1. On both databases a trigger refuses every UPDATE and DELETE of leaves, nodes, root leaves and checkpoints. It refuses
+   TRUNCATE too, which SQLite does not have, and every change of a log except its growth. Nobody is exempt, not even the
+   owner. If somebody drops the trigger, the trees still reveal a change.
+2. Only retention deletes leaves, and the hashes inside tiles whose leaves are gone. It does so inside
+   `triggers_lifted`, for one transaction. On PostgreSQL its role needs the right to do so, and no other level of a tree
+   may be deleted.
 3. On PostgreSQL a trigger keeps each log gapless too (`monthly_partitions`, rule 2), and sets the frontier that the
    writer hands over in the same UPDATE. SQLite has a unique key for it.
-4. On PostgreSQL a row of a projection that has months is of a log that is there: a trigger looks once for each INSERT.
-   Elsewhere a foreign key says so, which here would cost as much as the row, and wait for every writer when a month is
-   attached.
+4. On PostgreSQL a row of a projection with months must belong to an existing log: a trigger checks once for each
+   INSERT. Elsewhere a foreign key ensures this. Here it would cost as much as the row, and would wait for every writer
+   when a month is attached.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Insert many rows into one table: prepared multi-row INSERTs on SQLite, binary COPY on PostgreSQL.
 
-1. A failure is the error that SQLAlchemy gives for a statement of its own, so callers tell a refused row from a lost
-   database in one way. L2 Rows, and columns, arrive in the order of the table's columns.
+1. A failure raises the error that SQLAlchemy raises for a statement of its own. So callers distinguish a refused row
+   from a lost database in one way.
+2. Rows and columns arrive in the order of the table's columns.
 
-On SQLite a statement of many rows costs a third less than as many of one row, and runs without the interpreter lock
-from its first row to its last, so that another thread encodes meanwhile. The widths are powers of two, because each
-statement has to wait for that lock again at its end: a batch of any size takes the fewest of them.
+On SQLite a statement of many rows costs a third less than as many statements of one row. It runs without the
+interpreter lock from its first row to its last, so another thread can encode meanwhile. The widths are powers of two,
+because each statement has to wait for that lock again at its end: a batch of any size takes the fewest of them.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 1. `sqlite:///` is followed by a path as it is: nothing in it is decoded or cut off, so `#`, `?` and `%` are letters.
 2. `postgresql://` is followed by a server's address, as SQLAlchemy reads it.
-3. Text that is neither is a path too where it begins with `/` or `.`, or holds no `:`, `=` or `@`: an address that is
-   written wrong never becomes a file whose name holds a password.
+3. Text that is neither is a path too if it begins with `/` or `.`, or contains no `:`, `=` or `@`. So a mistyped
+   address never becomes a file whose name contains a password.
 4. A message names the scheme of a URL at most, and `masked` hides every password: no output holds one.
 """
 

@@ -1,11 +1,11 @@
 """Open the ledger: engines for SQLite files and PostgreSQL, and their failures as one-line errors.
 
-1. A SQLite ledger is WAL with synchronous=FULL; a PostgreSQL session has synchronous_commit on, whatever the default
-   of its database or role is. A commit that returned survives a crash of the machine.
+1. A SQLite ledger is WAL with synchronous=FULL; a PostgreSQL session has synchronous_commit on, whatever the default of
+   its database or role is. A commit that returned survives a crash of the machine.
 2. A writing transaction begins IMMEDIATE, so two writers queue up at its start and never fail in its middle.
 3. Every wait is bounded: a locked or silent database becomes an error within the timeout, so the writer can spill. So
    is a reader's statement, by a longer one: no question keeps a server busy for good.
-4. A PostgreSQL server that drops a session's options is refused when it is first met, as PgBouncer does: bounds,
+4. A PostgreSQL server that drops a session's options, as PgBouncer does, is refused at the first connection. Bounds,
    durability and the role are such options, and locks and prepared statements last as long as a session.
 5. A ledger of another schema revision is refused, naming both, or what reads it.
 """

@@ -1,20 +1,20 @@
 """Months: on PostgreSQL each table that grows with traffic (`all_tables.MONTHLY`) is partitioned by its leaves' time.
 
-1. A leaf lies in the UTC month of its `at_us`, and the rows that it gave lie in the same month of their tables: each
-   table has the same months. What no month takes lies in the `rest`: none is refused for its time. `first` is what is
-   older than the oldest month: what retention left of months that went (`fold_month`).
-2. A unique index of a partitioned table has to contain the time, so it no longer keeps (log, idx) by itself. The
-   trigger `places` does for leaves, and keeps it gapless too: an insert has to begin at the `logs.size` of each log
-   that it touches, go on without a hole or a double, and moves that size, whose row stays locked until the commit. A
-   row of a projection is written with its leaf and has its time: as (log, idx) is given once, (log, idx, item) is.
-3. (incarnation, sequence, part, log) comes with the leaf's bytes, and so does `at_us`: a leaf that is replayed meets
-   its own month and key. Two different leaves of one name, or two openings of one residency, are for `fsck` to find.
-4. Months are made ahead and attached: that waits for no writer, and none waits for it.
-5. No role has rights on a partition by itself; row-level security without a policy stands behind that, and triggers
-   refuse TRUNCATE of it outside retention.
+1. A leaf lies in the UTC month of its `at_us`, and its rows lie in the same month of their tables. Each table has the
+   same months. Rows outside all months lie in the `rest`, so none is refused for its time. `first` holds what is older
+   than the oldest month: the remainder of months that retention dropped (`fold_month`).
+2. A unique index of a partitioned table has to contain the time, so it no longer keeps (log, idx) unique. The trigger
+   `places` does so for leaves, and keeps each log gapless too. An insert must begin at the `logs.size` of each log that
+   it touches, without a gap or a duplicate. It moves that size, whose row stays locked until the commit. A row of a
+   projection is written with its leaf and has its time. Because (log, idx) is given only once, so is (log, idx, item).
+3. (incarnation, sequence, part, log) and `at_us` come with the leaf's bytes. So a replayed leaf meets its own month and
+   key. `fsck` finds two different leaves of one name, and two openings of one residency.
+4. Months are made in advance and attached. This waits for no writer, and no writer waits for it.
+5. No role has rights on a single partition. As a second barrier, each has row-level security without a policy, and
+   triggers refuse its TRUNCATE outside retention.
 
-`create_schema` makes the partitioned tables; docs/build/adr/0008 and 0011 have the measurements and what else was
-considered. A SQLite ledger has no months.
+`create_schema` makes the partitioned tables; docs/build/adr/0008 and 0011 have the measurements and the alternatives. A
+SQLite ledger has no months.
 """
 
 from __future__ import annotations
@@ -130,9 +130,9 @@ def create_months(connection: Connection, table: str) -> None:
 def fold_month(engine: Engine, month: MonthPartition) -> bool:
     """Move the rest of the oldest month into `first`, and drop its tables; return whether that was done.
 
-    The tables are locked for that moment (writers wait at their next insert, for less than they would spill for), and
-    what is in `first` is read: it is for months of which little is left. Where somebody reads for longer, or it takes
-    too long, nothing is done.
+    The tables are locked meanwhile: writers wait at their next insert, for less time than makes them spill. The rows in
+    `first` are read, so this is for months with few remaining rows. If somebody reads for longer, or it takes too long,
+    nothing is done.
     """
     try:
         with engine.connect().execution_options(**WRITE) as connection, connection.begin():

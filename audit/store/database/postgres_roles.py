@@ -1,15 +1,16 @@
 """Permissions in a PostgreSQL ledger: separate roles, and rows by tenant as a second barrier behind the queries.
 
-1. The writer inserts leaves and what is derived from them; it changes only where a log's end is (`logs.size`,
-   `frontier`, the root log's frontier), the life of an incarnation, and sums of figures (`schema.counters`), into which
-   it folds deltas. It deletes no evidence: rows that say what is not sealed yet, and deltas that are folded, alone.
-2. A reader sees the rows of one tenant: the one that its connection names in `kvcustody.tenant`, and without one no
-   row at all. The service that reads for people sets it for each transaction; it is no defence against somebody who
-   may write SQL as that role.
-3. An auditor reads everything, a signer reads and adds signed checkpoints, and retention alone deletes leaves, where
-   the triggers let it.
-4. A worker with a ledger of its own writes as `kvcustody_worker`: what the writer may, but no order. A trigger on
-   `events` refuses a leaf of such a kind, and the tables of orders take no row from it.
+1. The writer inserts leaves and the rows derived from them. It changes only three things: a log's end (`logs.size`,
+   `frontier`, the root log's frontier), the life of an incarnation, and sums of figures. The sums are those of
+   `schema.counters`, into which it folds deltas. It deletes no evidence, only rows that list what is not sealed yet,
+   and deltas that are folded.
+2. A reader sees the rows of one tenant: the one that its connection names in `kvcustody.tenant`, and without one no row
+   at all. The service that reads for people sets it for each transaction. It is no defence against somebody who may run
+   their own SQL as that role.
+3. An auditor reads everything. A signer reads and adds signed checkpoints. Only retention deletes leaves, where the
+   triggers permit it.
+4. A worker with a ledger of its own writes as `kvcustody_worker`, with the writer's rights except for orders. A trigger
+   on `events` refuses a leaf of such a kind, and the tables of orders take no row from it.
 5. `COPY` is refused to a role that row-level security applies to, so the writer bypasses it. Roles cannot log in: a
    login is granted one of them and takes it with `SET ROLE`, or `options=-c role=kvcustody_writer`.
 """

@@ -1,20 +1,20 @@
 """Coordinate writers of one SQLite file: their transactions begin in the order of their requests, and the write-ahead
 log is copied beside commits.
 
-1. SQLite lets whoever asks at the right moment write, so a busy writer can keep the others out until they give up.
-   Here each waits its turn before it asks.
-2. A turn ends after the commit or the rollback, whatever became of it, and at the latest with the connection.
-3. A wait ends after `LINE` times the engine's timeout, and the transaction asks SQLite all the same: a turn that was
-   lost costs time, never an answer. SQLite then waits for that timeout, and refuses with `database is locked`.
-4. Between processes there is a gate: the lock of `NAME.lock`, held from asking until the transaction has begun. Whoever
-   has just committed asks again behind the one who waits there.
-5. Durability is the commit's alone: what is copied was on disk before, and nothing is lost when it is not copied.
-6. A copy takes no lock that a writer waits for. Where copying falls behind, SQLite's own limit
-   (`store.WAL_PAGES_MAX`) makes a commit do it.
-7. The log begins anew once all of it is copied and nobody reads it. Where readers follow one another without a pause
-   that never comes, so from `WAL_BYTES_MAX` on writers wait, at most `_WAIT_SECONDS`, until those who read now are
-   done: whoever begins meanwhile reads the file. So the log is bounded by that and by what is written while the longest
-   reader reads.
+1. SQLite gives the write lock to whoever asks at the right moment, so a busy writer can keep the others out until they
+   give up. Here each waits its turn before it asks.
+2. A turn ends after the commit or the rollback, whatever its outcome, and at the latest with the connection.
+3. A wait ends after `LINE` times the engine's timeout, and the transaction then asks SQLite without a turn. So a lost
+   turn costs time, never an answer. SQLite then waits for that timeout, and refuses with `database is locked`.
+4. Between processes there is a gate: the lock of `NAME.lock`, held from asking until the transaction has begun. A
+   process that has just committed queues behind the one that waits there.
+5. Only the commit ensures durability: data is on disk before it is copied, and nothing is lost if it is not copied.
+6. A copy takes no lock that a writer waits for. Where copying falls behind, SQLite's own limit (`store.WAL_PAGES_MAX`)
+   makes a commit do it.
+7. The log restarts once all of it is copied and nobody reads it. With readers following one another without a pause,
+   that never happens. So from `WAL_BYTES_MAX` on, writers wait until the current readers are done, at most
+   `_WAIT_SECONDS`. Readers that begin meanwhile read the file. So the log's size is bounded by that, plus what is
+   written during the longest read.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """The tables of figures: hourly sums of leaves by log, and coverage verdicts by hour.
 
-1. `counter_deltas` is only inserted into, by the transaction that writes the leaves: one row for each log and hour that
-   they touch, named by the size that the log has afterwards (below 0: leaves that retention dropped). No two
-   transactions write one row, so none waits for another here.
-2. `counters` has the sums of deltas that were folded, by hour and (hour `ALL_HOURS`) in all; and (log `ALL_LOGS`) by
-   hour over all logs, so that a history of everybody costs its hours and not its tenants. A figure is always the sum
-   of both tables: folding changes none.
-3. `figures` is JSON, a list of [kind, measure, outcome, detail, classification, value]: a row of a table for each
-   figure of each tenant would be ten for every leaf of a fleet with many tenants. What is read over all tenants at
-   every scrape stands in rows of its own (`scraped`), so that nobody reads all others for it.
+1. `counter_deltas` is only inserted into, by the transaction that writes the leaves. It has one row for each log and
+   hour that they touch. The row is named by the size that the log has afterwards (below 0: leaves that retention
+   dropped). No two transactions write one row, so none waits for another here.
+2. `counters` has the sums of folded deltas, by hour and (hour `ALL_HOURS`) in total. It also has them (log `ALL_LOGS`)
+   by hour over all logs. So the cost of a history of all tenants depends on its hours, not on the number of tenants. A
+   figure is always the sum of both tables: folding changes none.
+3. `figures` is JSON, a list of [kind, measure, outcome, detail, classification, value]. A table row for each figure of
+   each tenant would mean ten rows for every leaf of a fleet with many tenants. What is read over all tenants at every
+   scrape stands in rows of its own (`scraped`), so that nobody reads all others for it.
 4. `coverage_hours` has the verdicts of custody by the hour in which it was due, for 31 days, and of the last day's
    hours together (`ALL_HOURS`): a scrape reads one row of a tenant and class. `lags` counts the times from due to
    overwritten (`coverage.lag_counts`). Every row is of the one state that `coverage_pass` names.

@@ -1,19 +1,18 @@
 """The ledger's tables (SQLAlchemy Core), the same on SQLite and PostgreSQL.
 
-1. `events` holds the truth, one canonical leaf a row, at a contiguous `idx` of its log; `logs.size` is the next one,
-   and `logs.frontier` what the log's tree grows by (`tree_schema`).
-2. Every other table of evidence is a projection, keyed by the leaf it came from (and the item of it, where a leaf holds
-   several), and only ever inserted into.
+1. `events` holds the truth: one canonical leaf for each row, at a contiguous `idx` of its log. `logs.size` is the next
+   `idx`, and `logs.frontier` is the state from which the log's tree grows (`tree_schema`).
+2. Every other table of evidence is a projection, into which rows are only ever inserted. Its key is the leaf that a row
+   came from, and the item if a leaf holds several.
 3. (incarnation, sequence, part, log) is unique in `events`: a spill replayed twice adds nothing. On PostgreSQL the
-   tables that grow with traffic (`MONTHLY`) are partitioned by month, their keys contain the time of the leaf too, and
-   `monthly_partitions` says what keeps rule 1, rule 3 and the keys of projections.
-4. `subjects` is the only place where a pseudonym meets a subject, and holds the secret that its sessions' pseudonyms
-   come from; deleting rows there unlinks without touching a leaf, and `subject_unlinkings` counts how often that
-   happened.
+   tables that grow with traffic (`MONTHLY`) are partitioned by month, and their keys contain the time of the leaf too.
+   `monthly_partitions` explains how rule 1, rule 3 and the keys of projections are kept.
+4. `subjects` is the only place that links a pseudonym to a subject. It holds the secret from which the pseudonyms of
+   the subject's sessions are derived. Deleting rows there unlinks without changing a leaf, and `subject_unlinkings`
+   counts how often that happened.
 
-Times named `*_boot_us` are exact boot-time microseconds of the row's incarnation (arithmetic); `*_us` are
-UTC (periods, people). A run list split over several leaves is one row a part, each with the blocks of that
-part.
+Times named `*_boot_us` are exact boot-time microseconds of the row's incarnation (arithmetic); `*_us` are UTC (periods,
+people). A run list split over several leaves is one row a part, each with the blocks of that part.
 """
 
 from __future__ import annotations

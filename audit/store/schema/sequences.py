@@ -1,7 +1,7 @@
 """The table of complete sequence ranges: which of a process's sequences are on record with every part.
 
-It is a function of the leaves for as long as these are there; of leaves that retention dropped it is what is left, so
-that what went in order is not taken for lost.
+It is a function of the leaves as long as they exist. Of leaves that retention dropped, only this remains, so that they
+are not mistaken for lost ones.
 """
 
 from __future__ import annotations

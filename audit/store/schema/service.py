@@ -3,9 +3,10 @@
 1. Nothing here is evidence: what an act meant is in the ledger's leaves, and these rows can be lost without a gap.
 2. No secret is stored. Keys and sessions are digests, kept answers are sealed.
 3. Times named `*_us` are UTC.
-4. What a column may hold besides its type is in its `info`: `words` that this release knows, with the one that stands
-   for any other (`else`); `json`, the form of a document (`object`, `numbers`: an object of them, `numbers by name`:
-   an object of those); `form`, a regular expression. `stored_rows` reads rows by it.
+4. A column's `info` restricts its values further than its type. `stored_rows` reads rows by it.
+   - `words`: those that this release knows, with the one that stands for any other (`else`);
+   - `json`: the form of a document (`object`, `numbers`: an object of them, `numbers by name`: an object of those);
+   - `form`: a regular expression.
 """
 
 from __future__ import annotations

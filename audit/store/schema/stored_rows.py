@@ -3,13 +3,17 @@
     rows = stored_rows(connection, select(service_jobs).where(...))
     rows[0].state, rows[0].unread                    # "lost", "service_jobs `cd…`: `state` is no word known here"
 
-1. A value that its column cannot have is replaced by one that gives nothing: 0 for a number or moment, nothing for a
-   document, the word of the column that stands for any other, for text what can be printed of it. It cannot have
-   another type, a number below 0 or from 2**53 on, text that is not Unicode or has U+0000, a word or form that the
-   schema does not state, and nothing where something must be.
-2. The row names itself and each such column in `unread`. Who decides by a row asks that first: a principal, key or
-   session that is not read whole is nobody's.
-3. A page ends at a row whose order is known, so that the next begins there: none is left out, none comes twice.
+1. A value that its column cannot have is replaced by one that gives nothing. The replacement is 0 for a number or
+   moment, and nothing for a document. In a column of words it is the word that stands for any other. For text it is the
+   printable part. These values are not possible:
+   - another type;
+   - a number below 0 or from 2**53 on;
+   - text that is not Unicode or contains U+0000;
+   - a word or form that the schema does not declare;
+   - nothing, where a value is required.
+2. The row names itself and each such column in `unread`. Code that decides by a row checks that first: a principal, key
+   or session that was not read completely is refused.
+3. A page ends at a row whose order is known, so that the next begins there. So no row is left out or repeated.
 """
 
 from __future__ import annotations

@@ -1,17 +1,19 @@
 """The tables of the ledger's trees: stored hashes for proofs, and the checkpoints that seal them.
 
 1. Every row here is a function of the leaves and of the salts of the root log; `fsck` computes all of it again. One
-   value is not: `root_log.identity`, made at random with the ledger, which tells it from every other for whoever
-   receives leaves of several (`ledger_identity`). No evidence rests on it.
-2. Rows are only inserted, but for hashes that retention lets go (rule 3), for the one row of `root_log`, which is the
-   root log's place to lock and its frontier, and for `unsealed_heads`: each commit says there to what size it brought a
-   sub-log, and whoever seals deletes what the new checkpoint covers. `newest_us` is the time of the newest leaf that
-   the commit added to the sub-log, `grown_us` when it did.
-3. `tree_nodes` holds the hashes of tile level 1 and above, one a row: hash `idx` of `level` is the root of the leaves
-   `idx * 256**level` up to `(idx + 1) * 256**level`. Levels from 16 on are half levels (`merkle.Grown`): a proof
+   value is not: `root_log.identity`, which is made at random with the ledger. It distinguishes the ledger from others
+   for receivers of leaves from several (`ledger_identity`). No evidence depends on it.
+2. Rows are only inserted, with three exceptions.
+   - Retention deletes hashes (rule 3).
+   - The one row of `root_log` is changed: it is the root log's place to lock, and its frontier.
+   - In `unsealed_heads` each commit records the size to which it brought a sub-log. Sealing deletes what the new
+     checkpoint covers. `newest_us` is the time of the newest leaf that the commit added to the sub-log, and `grown_us`
+     the time of the commit.
+3. `tree_nodes` holds the hashes of tile level 1 and above, one for each row. Hash `idx` of `level` is the root of the
+   leaves `idx * 256**level` up to `(idx + 1) * 256**level`. Levels from 16 on are half levels (`merkle.Grown`): a proof
    reads 16 of them instead of hashing 256 below, as it does where they are absent. Level 0 is hashed again from the
-   leaves; of a tile from which retention dropped some, their hashes are here as level 0, and of one that it dropped
-   whole neither those nor its half level are. The root log has the log id 0.
+   leaves. If retention dropped some of a tile's leaves, their hashes are here as level 0. If it dropped the whole tile,
+   neither those hashes nor its half level are here. The root log has the log id 0.
 4. A root leaf's columns open it: name by `log`, size, root and salt give the commitment.
 """
 

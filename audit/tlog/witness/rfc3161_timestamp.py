@@ -1,9 +1,10 @@
-"""RFC 3161: a timestamp authority states when a checkpoint existed, in addition to witnesses, not instead.
+"""RFC 3161: a timestamp authority certifies when a checkpoint existed. It complements witnesses and does not replace
+them.
 
-1. What is stamped is the text of the signed checkpoint, by SHA-512. A token says "not later than", and nothing about
+1. The SHA-512 digest of the signed checkpoint's text is stamped. A token proves "not later than", and nothing about
    forks.
-2. A token counts only when it verifies against the authority's certificate and roots that the operator was given,
-   over this very text, and, when it was just asked for, with the nonce of the question.
+2. A token counts only if it verifies, over this very text, against the authority's certificate and roots that the
+   operator was given. A token that was just requested must also carry the nonce of the request.
 3. Every call ends within its deadline. Needs `rfc3161-client` (`kvcustody[timestamp]`).
 """
 

@@ -1,7 +1,7 @@
 """A witness's memory: the keys it trusts for each log, and the newest head it signed.
 
-1. A head moves forward only by compare-and-set in one transaction that is on disk (SQLite, synchronous=FULL) before
-   the signature leaves: however it crashes and whoever asks at once, a witness never signs two histories.
+1. A head moves forward only by compare-and-set, in one transaction that is on disk (SQLite, synchronous=FULL) before
+   the signature leaves. So a witness never signs two histories, whatever crashes and concurrent requests occur.
 2. The file is the witness's own and 0600. Restoring it from a backup would forget heads: it must not be backed up.
 """
 

@@ -1,8 +1,8 @@
 """Recompute one sub-log from its leaves: hashes, nodes, sealed heads, columns, projections and figures.
 
-Where retention dropped leaves, their hashes stand for them, and of a tile that it dropped whole its root: what is
-above is computed from that, and a sealed head that ends inside such a tile is compared with nothing here (the root log
-still holds it). Leaves may be gone only where a purge is on record.
+Where retention dropped leaves, their hashes stand for them; for a tile that it dropped whole, the tile's root does. The
+levels above are computed from those. A sealed head that ends inside such a tile cannot be compared here; the root log
+still holds it. Leaves may be missing only where a purge is recorded.
 """
 
 from __future__ import annotations
@@ -474,8 +474,8 @@ def check_node_rows(
 ) -> list[FsckFinding]:
     """Check the number of nodes at each level for a log of this size; `kept` are of level 0.
 
-    A tree that grew before there were half levels has them from some node on, and from there each of them, but for
-    those inside `dropped` tiles.
+    A tree that grew before there were half levels has them only from some node on. From there it has each of them,
+    except those inside `dropped` tiles.
     """
     problems = []
     column = tree_nodes.c

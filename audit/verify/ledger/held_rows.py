@@ -1,13 +1,13 @@
 """Check who holds what: every block's custody, from hand-out to end, against the displayed figures.
 
-1. A block is its owner's: of the tenant that was handed it, or of the one that a `blocks-assigned` leaf names. Its end
-   says the same tenant.
-2. What a tenant holds by the figures (`read_figures.tenant_totals`) is what of its blocks has no end.
+1. A block's owner is the tenant that was handed it, or the one that a `blocks-assigned` leaf names. Its end names the
+   same tenant.
+2. By the figures (`read_figures.tenant_totals`), a tenant holds exactly its blocks without an end.
 3. A process holds no more blocks than it has.
-4. Of a process that ended and whose leaves retention dropped in part, or that lost leaves by a record of its writer,
-   single blocks are not compared: hand-outs and ends lie in different leaves. It holds nothing.
-5. While a process runs that lost leaves, nobody knows who holds what (`unknown_holdings`).
-6. Of a long process blocks are compared some generations at a time, so that memory is bounded however long it ran.
+4. Single blocks are not compared for an ended process whose leaves retention dropped in part, or that recorded lost
+   leaves itself. Its hand-outs and ends lie in different leaves. It holds nothing.
+5. While a process that lost leaves runs, its holdings are unknown (`unknown_holdings`).
+6. For a long process, blocks are compared some generations at a time, so that memory is bounded however long it ran.
 """
 
 from __future__ import annotations

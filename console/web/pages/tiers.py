@@ -1,7 +1,7 @@
 """Tiers: each one's content, what moved and how long it took, what was not moved and why, and the cost for serving.
 
-1. What was decided is of the ledger, in a period; what is in a tier, and what moving took of a worker's time, is what
-   the worker last said, since it began: for those who may see operations.
+1. Decisions come from the ledger, for a period. A tier's content, and the time that moving took a worker, come from the
+   worker's last report, since it began. They are for those who may see operations.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 1. Beside `since_us` stands `since`, null where there is no moment or no calendar has it. A field is a moment where
    `MOMENTS` has its name. Every field whose name ends in `_us` is in `MOMENTS` or in `LENGTHS`, and in one alone.
 2. Models state moments once. The second form is added where an answer becomes bytes, and where the API document is
-   written; what a model leaves open, as a leaf, stays as it is, and so does a document that carries its signature.
+   written. A part that a model leaves open, such as a leaf, stays unchanged, and so does a document that carries its
+   signature.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Client connections with limits: bytes, headers, seconds and number.
+"""Client connections with limits on bytes, headers, seconds and their number.
 
-1. A request's head has a bound in bytes, in headers and in time; what is longer is 431, what is slower is closed.
-2. A request's body has a bound in time. What comes after the answer is read up to a bound, so that the client can read
-   the answer, and not further.
-3. Where there are as many connections as may be, one without a request in work gives way to a new one: half a request
-   holds no place that a whole one needs. First goes who never sent a whole one, then who is idle, the longest first.
-   One address has a bound of its own, within which its own give way, but for trusted proxies and the Unix socket,
-   behind which are many. A connection whose request was authenticated counts for its party from then on (a principal,
-   or all of a tenant's), and not for its address: many workers behind one address are not one caller.
-4. A limit costs what it limits alone: nothing is kept of a head but its bytes, and no thread waits for a client.
+1. A request's head has a limit in bytes, in headers and in time. A longer one is answered 431; a slower one is closed.
+2. A request's body has a limit in time. Bytes that come after the answer are read up to a limit, so that the client can
+   read the answer, and no further.
+3. When the number of connections is at its limit, one without a request in work gives way to a new one. So half a
+   request does not take the place of a whole one. The first to go are connections that never sent a whole request, then
+   idle ones, the longest idle first. Each address has its own limit, within which its own connections give way. Trusted
+   proxies and the Unix socket are exempt, because many clients are behind them. Once its request was authenticated, a
+   connection counts for its party (a principal, or a tenant as a whole), and not for its address. Many workers behind
+   one address are not one caller.
+4. A limit costs no more than what it limits: only a head's bytes are kept, and no thread waits for a client.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The seam for pages: a console is an ASGI application behind the same gate, with sessions, CSRF and recorded reads.
 
-1. Pages see a request after the gate has authenticated it: `scope["kvcustody.caller"]` is a `Caller`, or None for
-   somebody who is not logged in, to whom pages show nothing of the ledger.
-2. A request that may change something carries the session's CSRF token, in `X-CSRF-Token` or in the form field
-   `csrf`, and comes from the service's own origin. Only the login has no session yet: its origin is checked all the
-   same.
+1. Pages see a request after the gate has authenticated it: `scope["kvcustody.caller"]` is a `Caller`. It is None for
+   somebody who is not logged in; pages show them nothing of the ledger.
+2. A request that may change something must come from the service's own origin. It carries the session's CSRF token, in
+   `X-CSRF-Token` or in the form field `csrf`. Only the login has no session yet; its origin is checked too.
 3. Before pages show what an auditor, a data protection officer or an administrator sees, they record it (class A).
 """
 

@@ -1,16 +1,16 @@
 """Runs a service: sockets closed to others, TLS, an orderly end.
 
 1. A Unix socket is created with mode 0600; one that a dead process left is replaced, one that answers is not.
-2. At the end the service stops accepting, long answers end, requests in work get their time, then the ledger closes.
-   A request that goes on behind its time, as one whose body does not come, is answered as `unavailable`.
+2. At the end the service stops accepting, long answers end, requests in work get their time, then the ledger closes. A
+   request that goes on behind its time, as one whose body does not come, is answered as `unavailable`.
 3. With a second address, workers have a listener of their own that demands client certificates. The certificate's
    thumbprint comes from the TLS session (`x5t#S256`, RFC 8705), never from anything that a request says.
 
 How long a thread of a process that serves runs before another that waits gets its turn.
 
 The thread that commits gives the interpreter up at each statement and asks for it again a millisecond later. Requests
-that are being read keep it busy meanwhile, and by its default the interpreter lets them for 5 ms each time: with 24
-workers handing in, a commit waits longer than it works.
+that are being read keep it busy meanwhile, by the interpreter's default for 5 ms each time. With 24 workers handing in,
+a commit then waits longer than it works.
 """
 
 from __future__ import annotations

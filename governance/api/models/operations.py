@@ -89,11 +89,11 @@ class ClockReason(Model):
 
 
 class Quota(Model):
-    """A tenant's shares of a worker's blocks by the policy in effect, and what it holds on all workers together.
+    """A tenant's shares of a worker's blocks by the policy in effect, and its blocks on all workers together.
 
-    `held_blocks` is computed from the ledger, and null while a process runs that lost leaves. `charged_blocks` is what
-    running workers last said, shards not counted, blocks included that are on their way to be overwritten.
-    `guaranteed` and `cap` are null for a tenant that the policy does not name, and where none, or more than one, is in
+    `held_blocks` is computed from the ledger, and null while a process runs that lost leaves. `charged_blocks` is the
+    running workers' last report, without shards, and with blocks that are about to be overwritten. `guaranteed` and
+    `cap` are null for a tenant that the policy does not name. They are also null where no policy or more than one is in
     effect, or its document is not known.
     """
 

@@ -95,9 +95,8 @@ def unlink(caller: CallerDep, service: ServiceDep, who: SubjectNamed) -> dict[st
 def orders(caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
     """List orders on tenants' keys, newest first, with their progress; workers' acts are in the tenant's log.
 
-    An order to destroy is complete when every process that was at work then holds nothing of it any more, and every key
-    that a key service was to destroy is gone. Without a service, the last backup has to be gone that somebody told of
-    (`keys backup`).
+    An order to destroy is complete when no process that was at work then holds any of it. In addition, every key that a
+    key service was to destroy must be gone. Without a service, the last reported backup (`keys backup`) must be gone.
     """
     items = [order._asdict() for order in reversed(custody.orders(service))]
     return page(service, CursorBinding("listKeyOrders", caller.name, {}), items, cursor, limit)

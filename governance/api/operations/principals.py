@@ -1,11 +1,12 @@
 """Operations on principals: list them and their keys, disable them, refuse their keys.
 
-1. They take away: whoever was disabled is let back in, and given a key, with the bootstrap key alone. One thing they
-   give: a key that somebody else made for itself is kept beyond the key that it was made with (`keepKey`).
-2. An unknown principal, an unknown key and another principal's key are one answer.
-3. The last who manages keys is ended where the request says that it means so, and not else.
+1. They only take away access: only the bootstrap key can enable a disabled principal again and issue it a key. There is
+   one exception: a key that another principal made for itself can be kept beyond the key that it was made with
+   (`keepKey`).
+2. An unknown principal, an unknown key and another principal's key get the same answer.
+3. The last principal who manages keys is ended only if the request confirms it.
 
-Operations of the bootstrap key: enrol principals, give them keys, let them back in. Nothing else is open to it.
+Operations of the bootstrap key: enrol principals, issue keys to them, enable them again. It permits nothing else.
 
 Operations on oneself: who am I, my keys, my session, which version.
 """
@@ -239,10 +240,9 @@ def own_keys(caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
 def rotate_own_key(caller: CallerDep, service: ServiceDep, wire: WireDep, how: RotationModel) -> dict[str, Any]:
     """Issue a new key for yourself; your other keys end after the overlap.
 
-    It is bound to the client certificate that the key you ask with is bound to; with `bind`, to the one of this
-    connection. It is revoked with the key you ask with. Asked for in a session, it also expires no later than the key
-    that the session was begun with, or than a session of no key: only an administrator gives, or keeps, a key that
-    outlives it.
+    It is bound to the same client certificate as the key you use; with `bind`, to the one of this connection. It is
+    revoked with the key you use. In a session, it also expires no later than the key that the session began with, or
+    than a session without a key. Only an administrator can issue, or keep, a key that outlives it.
     """
     _enrolled(caller.by)
     book, presented = service.principals, wire.certificate

@@ -2,17 +2,19 @@
 
 1. There is one refusal, whatever was wrong: the reason goes to the log, never to the requester.
 2. Exactly one credential a request. A key, a token and a session are told apart by their form alone.
-3. A credential is checked before anything is counted, and one that verifies is never refused for what others sent,
-   from its own address or under its own prefix. What fails is counted by address and by prefix, and told to wait.
-4. A key or token that is bound to a client certificate is nobody's over a connection with another one, or with none.
-5. A principal that was disabled is nobody, whatever it shows. An answer that is held open is not given once what was
-   shown for it (key, session or token) has ended.
-6. A key that was found valid is not looked up again for a second. What this process narrows takes effect at once all
-   the same; what another process narrows (`kvcustody apikey revoke` beside a server), within that second. A key
-   that ends with a session is looked up every time. A key of a worker or door is not looked up again for a minute while
-   looks into the database, two seconds apart, see no key and no principal changed: another process is seen by then.
-7. While the database does not answer, metrics are told to whoever's key was found valid within the hour: what another
-   process narrows meanwhile cannot be known. Nothing else is.
+3. A credential is checked before anything is counted. A valid one is never refused because of what others sent, from
+   its own address or under its own prefix. Failures are counted by address and by prefix, and their senders are asked
+   to wait.
+4. A key or token that is bound to a client certificate is invalid over a connection with another certificate or none.
+5. A disabled principal is refused, whatever it presents. An answer that is held open is not given once its credential
+   (key, session or token) has ended.
+6. A key that was found valid is not looked up again for a second. What this process narrows still takes effect at once.
+   What another process narrows (`kvcustody apikey revoke` beside a server) takes effect within that second. A key that
+   ends with a session is looked up every time. A key of a worker or door is not looked up again for a minute, while no
+   key and no principal changes in the database. This is checked every two seconds, so another process's changes are
+   seen by then.
+7. While the database does not answer, only metrics are given, and only for keys that were found valid within the hour.
+   What another process narrows meanwhile cannot be known.
 """
 
 from __future__ import annotations

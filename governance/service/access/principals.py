@@ -1,25 +1,25 @@
 """The service's principals and their keys: who may call it, until when, with which roles.
 
 1. A principal's name is never given twice, not even after it was disabled.
-2. Whatever changes here is on record in the ledger before it takes effect if it widens, and takes effect at once if
-   it narrows.
-3. A key expires. Replacing it leaves the old one valid for the overlap that was asked for, and no longer.
-4. A key that is bound to a client certificate is valid over connections with that certificate alone. What replaces it
-   is bound as it was, unless told otherwise.
-5. Whoever is disabled has no key and no session from before, not even once enabled again. Of one whom an issuer of
-   tokens keeps (`issuer:name`) the book has a row from the first time that it is disabled.
-6. What was made with a key ends with it: its sessions always, and once it is revoked the keys that were made with it
-   and with those. A key made in a session, and every key made with that, ends with the session, however it ends, and
-   expires no later than the session's key. An administrator's key stands alone, and so does from then on a key that
-   another administrator than its principal keeps (`keep_key`).
-7. The last principal who may disable principals and revoke their keys is not ended by oversight. Counted are those
-   who can ask: enrolled, not disabled, with a valid key. Those whom an issuer of tokens keeps are not: only the
-   issuer knows them. Of two who end each other at one moment, one is refused.
-8. Of two roles that nobody holds together (`APART`) a bootstrap key gives one, whoever it is that receives it: by
-   enrolling, by a further key and by enabling alike. The first that it gives stays with it, kept before it is given;
-   somebody with a bootstrap key of their own gives the other. Nobody can tell two names of one person apart.
-9. A key that was revoked, has expired, or whose principal was disabled costs what an unknown one costs (`api_key`,
-   rule 2).
+2. A change that widens access is recorded in the ledger before it takes effect. A change that narrows takes effect at
+   once.
+3. A key expires. Replacing it leaves the old one valid for the requested overlap, and no longer.
+4. A key that is bound to a client certificate is valid only over connections with that certificate. Its replacement is
+   bound in the same way, unless the request states otherwise.
+5. Disabling a principal ends its keys and sessions; enabling it again does not restore them. A principal kept by an
+   issuer of tokens (`issuer:name`) has a row here from the first time that it is disabled.
+6. The following end with a key: its sessions always, and, once it is revoked, the keys that were made with it and with
+   those. A key made in a session ends with the session, however that ends, and so does every key made with that key. It
+   expires no later than the session's key. An administrator's key depends on no other key. The same holds for a key
+   from the moment that an administrator other than its principal keeps it (`keep_key`).
+7. The last principal who may disable principals and revoke their keys cannot be ended by oversight. Only principals who
+   can act are counted: enrolled, not disabled, with a valid key. Those kept by an issuer of tokens are not counted,
+   because only the issuer knows them. If two end each other at one moment, one is refused.
+8. A bootstrap key can grant only one of two mutually exclusive roles (`APART`), whoever receives it: by enrolling, by a
+   further key and by enabling alike. The first role that it grants is fixed, and stored before it is granted. Somebody
+   with their own bootstrap key grants the other. The service cannot detect two names of one person.
+9. A key that was revoked, has expired, or whose principal was disabled costs what an unknown one costs (`api_key`, rule
+   2).
 """
 
 from __future__ import annotations

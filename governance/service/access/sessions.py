@@ -1,13 +1,16 @@
 """Console sessions: a cookie that stands for a credential, and its protection against use by others.
 
 1. The cookie holds 256 random bits, and the public prefix of the key that the session was begun with; the database
-   holds the keyed digest of both. A session ends at its deadline, when it is idle too long, when its key does (revoked,
-   expired or replaced), when its principal is disabled, or when it is ended.
-2. A session is its principal, read anew at every request: roles are never remembered in it.
-3. A row's `expires_us` is when the session ends unless it is used before: whoever has the row alone knows whether it is
-   over (`principal_table.session_end`).
-4. An act in a session needs the session's CSRF token, which is computed from the cookie and kept nowhere, and must
-   come from the service's own origin.
+   holds the keyed digest of both. A session ends in any of these cases:
+   - its deadline passes, or it is idle too long;
+   - its key is revoked, expired or replaced;
+   - its principal is disabled;
+   - somebody ends it.
+2. The session's principal is read anew at every request; the session never remembers roles.
+3. A row's `expires_us` is when the session ends unless it is used before. So the row is enough to know whether the
+   session is over (`principal_table.session_end`).
+4. An act in a session must come from the service's own origin. It needs the session's CSRF token, which is computed
+   from the cookie and stored nowhere.
 """
 
 from __future__ import annotations

@@ -3,22 +3,24 @@
     book.raise_for(selector, erasure, deadline_us)     # before the erasure's own leaf: narrowing takes effect first
     book.page(after=17, floor=3)                       # what came after version 17, for who asks `takeEpochs`
 
-1. A subject's erasure raises the subject. A session's raises the session and the subject that it belongs to: the one
-   that the selector names, else those that the ledger has for it, else the whole tenant. A tenant's, or one of a
-   tenant's domain, raises the tenant; one without a tenant, or of one whose issuer nobody knows, the fleet.
-2. The name that a tenant's subjects share waits: `raise_batches` raises it for all erasures of its subjects and
-   sessions at once, before the earliest of their deadlines, and at most `epoch_minutes` after the batch before.
-3. Numbers are given out by one transaction at a time, of all processes of the ledger: whoever sees one sees every lower
-   one. The newest row stays, so that a number is given once.
-4. A raise ends after the longest ceiling of the policies in effect, then and when it is looked at, and after
-   `namespace_days`. Rows end in the order of their numbers; what ended is at or below the floor.
+1. A subject's erasure raises the subject. A session's raises the session and its subject: the one that the selector
+   names, else those that the ledger has for it, else the whole tenant. An erasure of a tenant, or of a tenant's domain,
+   raises the tenant. One without a tenant, or for a tenant whose issuer is unknown, raises the fleet.
+2. The name that a tenant's subjects share waits. `raise_batches` raises it for all erasures of its subjects and
+   sessions at once. It does so before the earliest of their deadlines, and at most `epoch_minutes` after the previous
+   batch.
+3. Among all processes of the ledger, one transaction at a time gives out numbers. So whoever sees a number sees every
+   lower one. The newest row stays, so that each number is given only once.
+4. A raise ends after `namespace_days` and after the longest ceiling of the policies in effect, both then and at the
+   check. Rows end in the order of their numbers; ended rows are at or below the floor.
 5. Tags are under a key of the service's secret, which the processes of one ledger share. Rows that erasures raised
    under another key are not found by these tags: the fleet is raised before anything is given out.
-6. A database that was restored has lost raises that doors and workers know. Who finds that says the version that it
-   knows (`raise_above`): the fleet is raised above it, to the time of day in microseconds. No count of raises comes so
-   far, so the number is new to everybody; and a version that nobody can know is refused. A break of the log on record
-   raises the fleet too, also one that the service finds when it starts.
-7. An epoch that an erasure raised is in an `epoch-raised` leaf, that of a batch in one for each erasure that waited.
+6. A database that was restored has lost raises that doors and workers know. A process that notices it sends the version
+   that it knows (`raise_above`). The fleet is then raised above that version, to the current time in microseconds. No
+   count of raises gets that high, so the number is new to everybody. A version that nobody can know is refused. A
+   recorded break of the log raises the fleet too, even one that the service finds when it starts.
+7. An epoch that an erasure raised is in an `epoch-raised` leaf. The epoch of a batch is in one such leaf for each
+   erasure that waited.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""Closes processes that will not return: those with a successor, those silent too long, those that two people declare
-dead.
+"""Closes processes that will not return: those with a successor, those silent too long, and those that two people
+declare dead.
 
     dead.close_before(worker, incarnation)     # a process was registered; what takes long goes on in the background
     dead.declare(incarnation, "olive", why)    # "asked"; by another person within a day "closed", or "closing"
 
-1. Silence is counted from the last word of a process, in batches or reports, by two clocks: `worker_silence_days` by
-   this service's time, and a part of it, an hour at most, by its boot clock while the service itself was there. So
-   neither a clock that steps, nor an outage of the control plane or of its database, makes a worker silent that had no
-   chance to speak. Nothing is closed while the clock is in doubt.
+1. Silence is counted from a process's last batch or report, by two clocks. This service's time must show
+   `worker_silence_days`. Its boot clock must show a part of that, an hour at most, while the service itself was
+   running. So a clock that steps does not make a worker silent that had no chance to report. Neither does an outage of
+   the control plane or of its database. Nothing is closed while the clock is in doubt.
 2. Any number of control planes may do this over one ledger: each step of a closing is done by one (`crash_recovery`).
-3. Whoever closes is on record with the reason; so is, before anything happens, who asks for it.
+3. The person who closes a process is recorded with the reason. The person who asks for it is recorded before anything
+   happens.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@ sequences.
 
 1. Nobody waits for it. Until its first pass there are no verdicts, and a reader is told so; a pass that fails leaves
    those that are there, with their age.
-2. A pass costs what coverage of the new leaves costs, so the pause after it grows with it: it takes at most a twentieth
-   of the time, and a fifth of it while it is behind and no worker waits. Folding takes half of it while it is behind
-   and no worker waits, else a tenth: the deltas of a tenant that come together meanwhile change its sums once.
+2. A pass costs as much as coverage of the new leaves, so the pause after it grows with that. Passes take at most a
+   twentieth of the time, and a fifth while they are behind and no worker waits. Folding takes half of it while it is
+   behind and no worker waits, else a tenth: the deltas of a tenant that come together meanwhile change its sums once.
 3. Any number of control planes may do this over one ledger (`write.fold`, `counters.judge_hours`): verdicts are one
    plane's to make for as long as it goes on.
 """

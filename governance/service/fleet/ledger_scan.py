@@ -1,8 +1,8 @@
-"""The control plane's own scan: contradictions within the ledger, of all workers, put on record.
+"""The control plane's own scan: it records contradictions within the ledger, for all workers.
 
-1. It finds processes that ended without a word, and gaps that no finding has named; a worker's memory is scanned by
-   the worker itself, which records its scans in the same way, by itself or when it is asked to (scan_orders).
-2. It names, and changes nothing: a worker that starts again closes what its dead processes held.
+1. It finds processes whose end was never reported, and gaps that no finding has named. A worker's memory is scanned by
+   the worker itself, on schedule or on request (scan_orders), which records its scans in the same way.
+2. It reports, and changes nothing. A worker that starts again closes what its dead processes held.
 """
 
 from __future__ import annotations

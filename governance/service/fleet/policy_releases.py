@@ -1,11 +1,11 @@
 """The service's policy release: it takes signed steps and checks each again; it signs nothing.
 
-1. People sign with keys of their own, elsewhere. The service verifies a step against its own trust configuration,
-   asks the gates, puts it on record, stores it. A step whose signer is not the caller is refused.
+1. People sign with keys of their own, elsewhere. The service verifies a step against its own trust configuration, asks
+   the gates, puts it on record, stores it. A step whose signer is not the caller is refused.
 2. An operation takes the steps that it is named after, and no other: what a role may do is decided by the operation.
 3. What narrows is stored first and recorded after; everything else is on record before it is stored.
-4. What a tenant does with its own is asked of what is in effect (`authorize`); where nothing is released here, the
-   role that let the caller in decides, and is on record as what decided.
+4. A tenant's acts on its own data are authorized by the policy in effect (`authorize`). If nothing is released here,
+   the role that admitted the caller decides, and is recorded as the basis of the decision.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ def assign_issuer(service: Service, worker: str, issuer: str, tenants: str) -> I
 def request_erasure(service: Service, worker: str, erasure: str, selector: str, deadline_us: int) -> bool:
     """Record an erasure that a worker began; False where it was recorded before. `deadline_us` is UTC.
 
-    Raises `invalid` for a selector that is none, and `conflict` where a case restricts whom it covers, or where
-    somebody else asked for an erasure of this id.
+    Raises `invalid` for an invalid selector. Raises `conflict` where a case restricts a person that it covers, or where
+    somebody else requested an erasure with this id.
     """
     try:
         chosen = selector_from(selector)

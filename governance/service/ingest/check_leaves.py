@@ -1,7 +1,7 @@
 """Checks of a worker's or a door's batch before anything is written: own leaves, canonical, of its kinds.
 
-1. A leaf has the fields and the types of its kind (`leaf_schema`), and its bytes are the canonical form of what they
-   say: a forged, further, repeated or reordered key does not survive the comparison.
+1. A leaf has the fields and the types of its kind (`leaf_schema`), and its bytes are the canonical form of their
+   content. A forged, additional, repeated or reordered key does not pass the comparison.
 2. A worker writes for its own incarnation alone.
 3. A worker, and a door, hands in the kinds that are declared so (`audit.kinds.event`), and no other; a door no names.
    What a field may name follows from its declared meaning. Here is checked what needs no ledger; `WorkerClaims` checks

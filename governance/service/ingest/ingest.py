@@ -1,15 +1,16 @@
-"""Commits workers' batches: waiting ones go together, and each is acknowledged when durable.
+"""Commits workers' batches. Waiting batches are committed together, and each is acknowledged when durable.
 
-1. A batch that was acknowledged is committed. One that was not may have been: sent again, its known leaves are
-   skipped.
-2. A batch that the database refuses hinders no other: batches are then committed one by one. Where the ledger was
-   upgraded under this control plane, each is answered `ledger-schema`: its worker keeps it in its spill.
-3. Where several write to a log, a commit waits for nobody: what is of a log that another has is left to the next one,
-   and so is what is behind it in the batch. A log that was met locked `_PATIENT_ROUNDS` times in a row is waited for,
-   and so is each that stopped a commit which came to less than an eighth: who shares its tenants with a busier plane
-   has its turn. Where much is left, control planes take turns (`CommitTurns`).
-4. What waits is bounded, and a worker has a share of it; beyond either it is told to come back, and keeps its events
-   in its spill. A worker of which nothing waits is always taken: no other keeps it out.
+1. An acknowledged batch is committed. One that was not acknowledged may be committed too: when it is sent again, its
+   known leaves are skipped.
+2. A batch that the database refuses does not hinder others: batches are then committed one by one. Where the ledger was
+   upgraded under this control plane, each is answered `ledger-schema`, and its worker keeps it in its spill.
+3. Where several processes write to a log, a commit does not wait. Leaves for a log that another process has locked are
+   left to the next commit, and so are the leaves behind them in the batch. A log that was found locked
+   `_PATIENT_ROUNDS` times in a row is waited for. So is each log that stopped a batch, after a commit that wrote less
+   than an eighth of its leaves. So a control plane that shares its tenants with a busier one gets its turn. Where many
+   leaves remain, control planes take turns (`CommitTurns`).
+4. The queue is bounded, and each worker has a share of it. Beyond either bound a worker is asked to come back, and
+   keeps its events in its spill. A worker with nothing in the queue is always accepted, so no other can keep it out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Processes that parse workers' batches: checks run there, beside the commits.
 
 Reading takes as long as committing, and both need the interpreter: in one process they wait for each other.
-1. What comes back is what `read_batch` gives here. A batch that the other process does not take is read here, which
-   says what is wrong with it; so is one that is small, one that waits for another process in vain, and every one
-   where there is none (yet).
+1. What comes back is what `read_batch` gives here. A batch that the other process does not accept is read here, which
+   shows what is wrong with it. Small batches are read here too, and so are batches that wait for another process in
+   vain. Where no such process exists (yet), all are.
 2. A process that ends, or that is silent for too long, costs time, never a batch. It is started again, not at once.
 3. The other process ends with its parent, however that ends: its standard input does.
 4. It knows no key, no database and no address: bytes come in, and what they say goes out.

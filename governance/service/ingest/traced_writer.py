@@ -1,7 +1,7 @@
 """Stamps the service's own events with the trace of the request that caused them.
 
-1. An event that may have a trace and has none gets the one of the request that is answered where it is submitted;
-   what a job or a timer does belongs to no request. Workers' leaves are not touched: they come as they are.
+1. An event that may have a trace and has none gets that of the request during which it is submitted. Events of a job or
+   a timer belong to no request. Workers' leaves are not touched: they come as they are.
 """
 
 from __future__ import annotations

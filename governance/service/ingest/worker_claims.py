@@ -1,15 +1,17 @@
-"""Checks workers' leaves against the ledger: what a worker holds, and what it was ordered.
+"""Checks workers' leaves against the ledger: what a worker holds, and which orders it was given.
 
-1. A tenant of which a worker ends custody is one of which it recorded a request, a key or a copy before, in a leaf that
-   is here and says whom it served. A tenant that a worker serves is of an issuer that the ledger knows.
-2. An owner is the reader's own tenant, or a tenant that the ledger knows from a leaf that is more than such a claim.
-3. Where sequences before the leaf are missing here, what it rests on may be in a spill that is handed in later. Its
-   claim is then not known: the leaf is taken, as evidence is not thrown away, and nothing follows from it. Each later
-   claim is held against stored leaves as if it had never been made. `fsck` lists what no leaf has shown since
-   (`life_rows.unshown_holdings`).
-4. An erasure, a case or an order on enforcement is on record, and says what the leaf says of it.
-5. An actor is the worker itself, a part of it, or who gave the order or approved the revision that the leaf follows.
-6. What was found once is kept in memory: nothing in the ledger is taken back.
+1. A worker may end a tenant's custody only if it recorded a request, a key or a copy of that tenant before. That record
+   is in a leaf that is here and names whom it served. A tenant that a worker serves has an issuer that the ledger
+   knows.
+2. An owner is the reader's own tenant, or a tenant that the ledger knows from a leaf that is not such a claim.
+3. Where sequences before the leaf are missing here, the leaves that support it may be in a spill that is handed in
+   later. Its claim is then undecided: the leaf is accepted, because evidence is not thrown away, but nothing follows
+   from it. Each later claim is checked against stored leaves as if this one had never been made. `fsck` lists claims
+   that no leaf has supported since (`life_rows.unshown_holdings`).
+4. An erasure, a case or an order on enforcement must be recorded, and must agree with what the leaf states about it.
+5. An actor is the worker itself, a part of it, or a person. The person gave the order or approved the revision that the
+   leaf follows.
+6. A result is kept in memory, because nothing in the ledger is taken back.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Version 2: the control plane writes the leaves that assign issuers and request erasures, and refuses them from workers.
 1. A worker states its version in a header of every request, the control plane its own when a worker registers.
-2. An older worker is served. Where it hands in a kind that is the control plane's now, the answer is
-   `worker-protocol`: the worker keeps the batch in its spill, and nothing of it is lost as a refused leaf is.
+2. An older worker is served. If it hands in a kind that now belongs to the control plane, the answer is
+   `worker-protocol`. The worker then keeps the batch in its spill, and no leaf of it is lost, as a refused one would
+   be.
 3. A worker does not start at an older control plane: upgrade the control plane first.
 """
 

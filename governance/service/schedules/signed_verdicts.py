@@ -1,11 +1,11 @@
 """Verdicts read from the signed reports themselves, because anybody could edit the list of reports.
 
-1. A verdict that is shown is that of `report.json` in the folder of its job, which must be of the digest that its row
-   names; what else the row says of it is not looked at.
-2. The report's signature is verified, by the keys that the ledger names. Where this process signs reports, one without
-   a signature is none.
-3. Where the file is not here (another process made it, or it was removed), a scheduled report's verdict is that of the
-   leaf `scheduled-report-made`, and any other has none.
+1. A displayed verdict comes from `report.json` in the folder of its job. That file must have the digest that its row
+   names; the rest of the row is not used.
+2. The report's signature is verified, by the keys that the ledger names. Where this process signs reports, a report
+   without a signature does not count.
+3. Where the file is not here, another process made it, or it was removed. A scheduled report's verdict is then that of
+   the leaf `scheduled-report-made`. Any other report has none.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Objects as files in one folder of a local disk, fanned out by name.
 
 1. The folder is ours: made by us or empty, of mode 0700, no link, and locked; anything else is refused at start.
-2. An object is written beside its place and renamed there. It is not synced: one that a crash cut short does not
-   open, and is a miss. A delete is synced, so that what was ended does not come back.
+2. An object is written beside its place and renamed there. It is not synced: one that a crash cut short does not open,
+   and is a miss. A delete is synced, so that what was ended does not come back.
 3. Its room is asked for before it is written, where the file system can (`fallocate`): that takes less time than
    growing it, and a full disk is known before. Direct I/O is not used: of files that are not synced it was slower.
-4. What a start finds is listed (`page`), drafts are removed; what an index makes of it is its own affair.
-5. What is no folder in the place of a folder, or no file in the place of a file, is a miss, and `page` lists it: a scan
-   finds it as a copy that nobody knows, and ends it. No link is followed, and no pipe is waited for.
+4. Objects found at a start are listed (`page`), and drafts are removed. Their use is up to the index.
+5. If something other than a folder stands in a folder's place, or something other than a file in a file's place, it is
+   a miss. `page` lists it, so a scan finds it as an unknown copy and ends it. No link is followed, and no pipe is
+   waited for.
 6. A full disk has no room; every other failure of the medium is a `StoreError`.
 """
 

@@ -1,4 +1,4 @@
-"""What a tier needs of a store of bytes, in vLLM's words for the same steps.
+"""The interface of a byte store for a tier, with vLLM's terms for the same steps.
 
     into = store.prepare_store(name, size, until_us)    # None: it has no room
     ...                                         # seal into it
@@ -10,16 +10,16 @@
     store.complete_load(name)
     gone = store.delete(names)
 
-1. A store keeps and returns bytes under 32-byte names. It is believed in nothing: whatever it returns is opened with
-   what is known of the object, or not at all.
-2. What was not completed is not there. An object is replaced whole, or not.
+1. A store keeps and returns bytes under 32-byte names. It is not trusted: whatever it returns is opened with what is
+   known about the object, or not at all.
+2. An object that was not completed does not exist. An object is replaced whole, or not at all.
 3. Between `prepare_load` and `complete_load` the bytes stay where they are; a delete takes effect for look-ups at once.
-4. What is started is over with the call that waits for it, or with the abandon that cancels it. Up to `in_flight` may
-   be started. A store that has nothing to gain from a start ignores it.
+4. A start ends with the call that waits for it, or with the abandon that cancels it. Up to `in_flight` starts may be
+   open. A store that gains nothing from a start ignores it.
 5. A store that fails raises `StoreError`; one that has no room returns None. Neither changes what it holds.
 6. An abandoned or late put may still take effect. It is in no index then: `page` lists it, and a scan ends it.
-7. In a store that many share the first writer of a name wins, and each object has one owner, who alone deletes it
-   before it is overdue. `page` lists what is this process's, and what is overdue by whoever wrote it.
+7. In a shared store the first writer of a name wins. Each object has one owner, and only the owner deletes it before it
+   is overdue. `page` lists this process's objects, and all overdue ones, whoever wrote them.
 """
 
 from __future__ import annotations

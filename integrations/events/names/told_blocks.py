@@ -4,9 +4,9 @@
     told.tell(events)          # the events of one step, each with its namespace, in the order to send
     told.take_epochs(known)    # what is removed because its name has ended
 
-1. A block is told under the name of who may use it: a tenant's under the tenant's, a subject's or a session's under
-   theirs, or under the tenant's where the policy gives its requests one name (`affinity`). What is lent, or narrowed by
-   a client's salt, is told under none.
+1. A block is reported under the name of the party that may use it: a tenant's block under the tenant's name, a
+   subject's or a session's under theirs. Where the policy gives a tenant's requests one name (`affinity`), it is
+   reported under the tenant's. What is lent, or narrowed by a client's salt, is told under none.
 2. A tenant's or a segment's block is told under the names of requests that stand on it, too, from the chain's first
    block on: an index sees their chains whole. Those names are bounded, and the oldest are let go.
 3. Under a further name a block has another hash, made of its key and the name: indexes keep one entry for a hash. With

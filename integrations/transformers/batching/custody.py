@@ -1,16 +1,15 @@
 """Custody of one engine's blocks under continuous batching: reports the engine's actions to the Governor.
 
-1. The engine's block tables hold what the Governor handed out, and nothing else ever does: the engine's own pool is
-   sealed.
-2. A request is admitted with its whole prompt; each further block is given before the step that writes into it, and
-   its tokens are told when it is full and computed. In between a decoding request costs nothing.
-3. Everything here happens in a `turn`: one thread at a time, and on the engine's compute stream, so that a scrub or a
-   copy comes after the last read that was launched and before the first write that will be.
-4. Steps that stay in flight (async batching) are fenced; a fence retires when its step's results have been read.
-   Their tokens are still being computed when their blocks are given: such blocks are never published.
-5. A request that could not even run alone is refused at once: no waiting would change that.
-6. What the model's parameters are is looked at once a step, before its first admission: their places and the counts of
-   writes to them. Where those changed, whatever is admitted from then on has keys of its own (`weights_changed`).
+1. The engine's block tables hold only what the Governor handed out; the engine's own pool is sealed.
+2. A request is admitted with its whole prompt. Each further block is given before the step that writes into it. Its
+   tokens are reported when it is full and computed. In between, a decoding request costs nothing.
+3. Everything here happens in a `turn`: one thread at a time, and on the engine's compute stream. So a scrub or a copy
+   runs after the last read that was launched, and before the first write that follows.
+4. Steps that stay in flight (async batching) are fenced; a fence retires when its step's results have been read. Their
+   tokens are still being computed when their blocks are given: such blocks are never published.
+5. A request that does not fit even into an empty engine is refused at once, because waiting would not help.
+6. The model's parameters are checked once a step, before its first admission: their places and the counts of writes to
+   them. If these changed, all later admissions have keys of their own (`weights_changed`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Governed continuous batching: a model's own serving loop over a cache whose every block is in custody.
 
-1. The engine's pool is never used: a scheduler from the engine's registry takes the cache into custody before
-   anything was allocated, and what is not understood (version, layout, layer kind, offloading, tensor parallelism) is
-   refused.
+1. The engine's pool is never used: a scheduler from the engine's registry takes the cache into custody before anything
+   was allocated. An unsupported version, layout, layer kind, offloading or tensor parallelism is refused.
 2. While this is open the model has no other continuous batching: `model.generate_batch` and
    `model.init_continuous_batching` run in it too.
-3. Expiry, scrub and evidence go on while nothing runs: by the idle loop, or by a timer where no loop runs.
+3. Expiry, scrub and evidence continue while no request runs, by the idle loop, or by a timer where no loop runs.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 1. No turn runs while the engine records a graph (`kernels.streams`), whoever takes it; `alone` keeps turns out of what
    the engine does by itself, such as its warm-up.
-2. Copies of a turn run on the engine's compute stream. Its scrubs run there too, or, on a memory in stream order, on
-   a stream of their own: either way after every read and write that was launched before the turn, and before every
-   one that is launched after it. The host waits for none of them.
+2. Copies of a turn run on the engine's compute stream. Its scrubs run there too, or, on a memory in stream order, on a
+   separate stream. Either way they run after every read and write launched before the turn, and before every one
+   launched after it. The host waits for none of them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Dynamic and static cache layers that write in place into a residency's slab.
 
-1. A layer returns what the class it stands for returns, as views of its buffers: same values, same masks.
+1. A layer returns what the class that it replaces returns, as views of its buffers, with the same values and masks.
 2. Every operation that touches data is one use of the residency: under its lock, and refused once it has ended.
-3. Updates are never compiled: a graph would skip the lock and the deadlines. Static layers still say that they are
-   compileable, because transformers chooses their masks by it; a compiled model breaks its graph at each update.
+3. Updates are never compiled: a graph would skip the lock and the deadlines. Static layers still report that they are
+   compileable, because transformers chooses their masks by it. A compiled model breaks its graph at each update.
 """
 
 from __future__ import annotations

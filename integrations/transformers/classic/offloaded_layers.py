@@ -2,8 +2,8 @@
 
 1. The host slab and the staging areas are one residency's: both are zeroed, verified and receipted at its end.
 2. Tokens are outermost in both, so a transfer is one contiguous copy and needs no temporary on either side.
-3. A step writes its own tokens to the host, never the whole layer back; the next layer is fetched ahead on a stream
-   of its own, which waits for whatever still reads or writes that memory.
+3. A step writes its own tokens to the host, never the whole layer back. The next layer is fetched ahead on a separate
+   stream, which waits for whatever still reads or writes that memory.
 """
 
 from __future__ import annotations

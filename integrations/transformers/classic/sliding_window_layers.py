@@ -1,10 +1,9 @@
 """Sliding-window cache layers that write in place into a residency's slab.
 
-1. A layer returns what the class it stands for returns: the window before the states, and the states.
-2. The buffers have room for about two windows, so that the window moves to the front once a window, not at each
-   token.
-3. Where the buffers cannot hold a chunk beside the window, the one copy that is needed is lent to the forward pass
-   and zeroed at the layer's next use or at the end, whichever is first.
+1. A layer returns what the class that it replaces returns: the window before the states, and the states.
+2. The buffers have room for about two windows, so that the window moves to the front once a window, not at each token.
+3. Where the buffers cannot hold a chunk beside the window, the one copy that is needed is lent to the forward pass. It
+   is zeroed at the layer's next use or at the end, whichever comes first.
 """
 
 from __future__ import annotations

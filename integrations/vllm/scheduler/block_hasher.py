@@ -1,9 +1,9 @@
 """Our keys in place of vLLM's block hashes: the hasher that replaces vLLM's, and the keys.
 
-1. vLLM builds a `Request` on its input thread, before anybody has verified whose it is. The hasher that is installed
-   in the engine yields nothing, so no unscoped hash of a prompt ever exists in a governed engine.
-2. The keys of blocks that generated tokens complete are made when vLLM would enter such a block into its index, from
-   the running keyed state: nothing is hashed twice, and a token that completes no block costs nothing.
+1. vLLM builds a `Request` on its input thread, before anybody has verified whose it is. The hasher that is installed in
+   the engine yields nothing, so no unscoped hash of a prompt ever exists in a governed engine.
+2. The keys of blocks that generated tokens complete are made when vLLM would enter such a block into its index. They
+   are made from the running keyed state. So nothing is hashed twice, and a token that completes no block costs nothing.
 3. Where another connector runs beside ours it may read `block_hashes` by itself: there the request has a hasher, and
    its keys are as early as vLLM's hashes would be.
 4. A request that may not publish gets no further key: its blocks can never enter the index.

@@ -1,7 +1,9 @@
 """A layer group's block tables: the managers in vLLM that the adapter can follow, and how their tables change.
 
-1. A manager whose tables are not known to move in one of three ways is refused at start: appended to; appended to
-   with leading or inner blocks replaced by the null block; or changed in place, where whole tables are compared.
+1. A manager is refused at start unless its tables are known to change in one of three ways:
+   - appended to;
+   - appended to, with leading or inner blocks replaced by the null block;
+   - changed in place, where whole tables are compared.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 1. `governed_manager` swaps the class of vLLM's own manager; its coordinator keeps its class and finds hits through
    `find_hit`, whatever kinds of layer groups there are.
-2. A hit is never longer than what the port lets the request read, and every block of it passes the port's attach
-   check; one that does not makes the hit shorter, by asking the coordinator again with that bound, in every group.
+2. A hit is never longer than what the port lets the request read, and every block of it passes the port's attach check.
+   If a block does not pass, the hit is shortened: the coordinator is asked again with that bound, in every group.
 3. Where the policy asks for checksums, a hit is read again by the workers first (`compared_tokens`). Its request waits
    for the answer, alone, and looks up again; what had changed is gone from the index by then.
 4. From 0.33 on vLLM enters only blocks into its index that the request has hashes of: their keys are made as vLLM

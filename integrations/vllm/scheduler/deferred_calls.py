@@ -1,8 +1,8 @@
 """Calls to the engine port, recorded in a step and made later in one batch while the workers compute.
 
-Recording costs a list entry on the path of a decode step. `flush` makes every call that is due; it runs from
-`SchedulerSide.run_deferred_work` when a step has left, and whenever something asks the port to decide or to end
-(the port itself calls back through `defer_calls`). What a block goes through, and what each arrow calls:
+Recording costs a list entry on the path of a decode step. `flush` makes every call that is due.
+`SchedulerSide.run_deferred_work` runs it when a step has left. It also runs whenever something asks the port to decide
+or to end; then the port itself calls back through `defer_calls`. The stages of a block, and the calls at each arrow:
 
     vLLM allocates -----------> recorded ---------------------> reported to the port
       get_new_blocks              allocated_blocks                handed_out
@@ -13,17 +13,18 @@ Recording costs a list entry on the path of a decode step. `flush` makes every c
       workers' receipts           _scrub_replies                  scrubbed
                                                      (flush)
 
-1. The order of a flush is the order of what happened: scrub replies and ends, what running requests dropped, what was
-   handed out, what entered the index. An end is recorded only when everything of its request before it was reported.
-2. `allocated_blocks` counts hand-outs where vLLM makes them, `reported_blocks` those that the port heard of. They are
-   equal after each step, whatever happened: a hand-out that nobody attributes is an error, not a gap. Inside an
-   allocation some blocks are in no table yet: `flush_unchecked` reports what it can.
-3. An attach is decided on what the port knows. What it has not heard can only make it refuse, but for ends that may
-   have taken indexed blocks with them: those are reported first (`keeps_until_us`).
-4. Every call carries the instant and the fence of its happening; that it was made later moves no deadline.
-5. Blocks that a step fills enter vLLM's index when it has left, under keys made then, or before anybody could miss
-   them there: before a look-up in their domain, before their request gives them back, before anything that is
+1. A flush reports in the order of the events: scrub replies and ends, blocks that running requests dropped, blocks
+   handed out, blocks that entered the index. An end is recorded only after everything before it of its request was
    reported.
+2. `allocated_blocks` counts hand-outs where vLLM makes them, `reported_blocks` those that the port heard of. They are
+   equal after each step, whatever happened: a hand-out without a request is an error, not a gap. Inside an allocation
+   some blocks are in no table yet; `flush_unchecked` reports what it can.
+3. An attach is decided on what the port knows. Calls that it has not received can only make it refuse, with one
+   exception: ends that may have taken indexed blocks with them. Those are reported first (`keeps_until_us`).
+4. Every call carries the instant and the fence of its event, so making it later moves no deadline.
+5. Blocks that a step fills enter vLLM's index when the step has left, under keys made then. They enter earlier where
+   they could be missed: before a look-up in their domain, before their request gives them back, and before anything
+   that is reported.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What conditions a vLLM request's K/V besides its token ids, as framed extra content, or the reason why it cannot.
 
 1. Media and prompt embeddings enter the keyed state before the tokens of the block in which they begin, with their
-   exact place, so that no block holding any of them can be reached by a request that lacks them.
-2. What cannot be keyed is named, and such a request reuses and publishes nothing: never a wrong hit.
+   exact place. So a request that lacks one of them cannot reach a block that holds it.
+2. Content that cannot be keyed is named. A request with such content reuses and publishes nothing, so it never gets a
+   wrong hit.
 3. A medium's identifier may be chosen by its sender. It is keyed under the sender's own domain, so a lie about it can
    only reach what that domain holds.
 """

@@ -7,22 +7,24 @@ One step, in the order of vLLM's calls:
     receive (the step has retired: replies of scrubs)  <-------------------------------+
 
 
-1. A request's token is taken from it on arrival, verified, and kept nowhere: no event, log or hash of vLLM's ever
-   sees it. Without a valid one the request runs, reads nothing and publishes nothing. Hints that an orchestrator gave
-   it are dropped, and its session is bound to its owner, however it came here: neither moves or keeps a block. An id
-   in use is no other request's: who comes under it has nothing queued, and no answer.
-2. A request that must wait is answered `(None, False)`: vLLM skips it alone. It never waits in `allocate_slots`,
-   where it would stall or preempt others.
+1. A request's token is taken from it on arrival, verified, and kept nowhere: no event, log or hash of vLLM's ever sees
+   it. Without a valid one the request runs, reads nothing and publishes nothing. Hints that an orchestrator gave it are
+   dropped, and its session is bound to its owner, however it came here. Neither can move or keep a block. A second
+   request under an id that is in use is not queued, and gets no answer.
+2. A request that must wait is answered `(None, False)`, and vLLM skips only this request. It never waits in
+   `allocate_slots`, where it would stall or preempt others.
 3. A step's order leaves with the step, after everything that the step moved was reported to the port.
 4. An idle engine is stepped while something is due, and woken for what comes due later.
-5. A step waits for nothing that can be done while the workers compute: only for the scrub of a block that it hands
-   out before it is zero, and for one whose deadline is near. Where nobody calls `run_deferred_work`, the next step
-   does it all first.
+5. A step does not wait for anything that can be done while the workers compute. It waits only for two kinds of scrub:
+   of a block that it hands out and that is not zero yet, and of one whose deadline is near. Where nobody calls
+   `run_deferred_work`, the next step first does all of that work.
 6. Copies for tiers are made by the step behind the one that computed their blocks, before its scrubs
    (`scheduler_tiers`).
-7. A request that ends while a connector beside ours loads it has its blocks until that load is over, whatever the
-   connector says of its saves: LMCache's says at once that they are over (https://github.com/LMCache/LMCache/pull/4939).
-8. vLLM takes failed loads out first, then attaches the others: what a load outlasted is told as failed before that.
+7. A request that ends while a connector beside ours loads it keeps its blocks until that load is over. This does not
+   depend on what the connector reports about its saves, because LMCache's reports at once that they are over
+   (https://github.com/LMCache/LMCache/pull/4939).
+8. vLLM removes failed loads first, then attaches the others. So a copy that became due during its load is reported as
+   failed before that.
 """
 
 from __future__ import annotations

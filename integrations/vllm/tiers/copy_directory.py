@@ -4,17 +4,17 @@
     found = directory.longest(names, depth, ...) # copies that go on from a depth of a chain
     erased = directory.erase(erasure, selector, before_us)
 
-1. A copy is found from the moment that its shard told of it, until its end is told, decided here, or due: whichever is
-   first. The first shard's copies stand for all: a load that another shard cannot do fails there, and is computed.
-2. An erasure takes effect here before it returns. It is done when every worker has said what it ended.
-3. What is told by workers (`objects`) and what can be found (`index`) are compared by scans; each worker compares its
-   store with its own index when a full one asks (`order_comparison`). What is on its way is in
-   neither: a copy whose end was ordered comes back into `objects` when every worker has answered that order and none
-   has told the end.
-4. A copy of another worker's in a store that they share (`borrow`) is found too, and is in none of the others: its
-   owner ends it, and accounts for it.
-5. A copy that a load did not bring is passed over for a while, and stored again by who computes it meanwhile where a
-   shard lacks it. It is no orphan: its workers have it, and it is found again.
+1. A copy is found from the moment that its shard reported it. It is no longer found once its end is reported, decided
+   here, or due, whichever comes first. The first shard's copies stand for all: a load that another shard cannot do
+   fails there, and its blocks are computed.
+2. An erasure takes effect here before it returns. It is done when every worker has reported what it ended.
+3. Scans compare the copies that workers reported (`objects`) with those that can be found (`index`). Each worker
+   compares its store with its own index when a full scan asks (`order_comparison`). A copy whose end was ordered is in
+   neither. It comes back into `objects` when every worker has answered that order and none has reported the end.
+4. Another worker's copy in a shared store (`borrow`) is found too, but is in none of the other books: its owner ends
+   it, and accounts for it.
+5. A copy that a load did not bring is skipped for a while. Where a shard lacks it, a request that computes it meanwhile
+   stores it again. It is no orphan: its workers have it, and it is found again.
 """
 
 from __future__ import annotations

@@ -5,18 +5,18 @@
        "owner": "acme", "seconds": 1800, "path": "/var/lib/kvcustody/tier", "size_bytes": 200000000000}]
 
 Instead of `path`, `"url": "s3://kv-objects/fleet-1"` names a store that engines share; the environment's settings
-`remote_tier_…` say how it is reached. `root_dir` is another name of `path`, as vLLM's tier of files has it.
+`remote_tier_…` configure the connection. `root_dir` is another name of `path`, as vLLM's tier of files has it.
 
 1. A chunk is sealed under the owner's epoch secret and the shred key of its time bucket; it is due after `seconds`, and
    then neither it nor its key is left. Destroying the owner's epoch (`kvcustody keys`) ends all of them at once.
 2. A chunk that was changed, moved, is older, or another's, does not open: vLLM takes it for a miss and computes.
-3. All of an engine's requests are one owner's here: who may reuse what is vLLM's hash and salt alone, and its primary
-   tier is in clear. Tenants are kept apart by a governed engine (`KVCustody`), which needs no other connector.
-4. Sealing, opening and the store are a thread's; look-ups ask what that thread has told. What it has
-   not told of in a shared store it is asked for, once for a request; vLLM asks again until then, and after
+3. All of an engine's requests belong to one owner here. Only vLLM's hash and salt decide who may reuse what, and its
+   primary tier is unencrypted. To isolate tenants, use a governed engine (`KVCustody`), which needs no other connector.
+4. One thread seals, opens and uses the store, and look-ups use what that thread has reported. If it has not reported an
+   object of a shared store, it is asked once for each request. vLLM asks again until the answer comes; after
    `remote_tier_timeout_ms` it is a miss.
-5. Chunks are found under the same weights alone: `revision`, or else the files' names, sizes and times; and under the
-   same layout, groups of layers and parallelism.
+5. Chunks are found only under the same weights: `revision`, or else the files' names, sizes and times. Layout, groups
+   of layers and parallelism must be the same too.
 """
 
 from __future__ import annotations

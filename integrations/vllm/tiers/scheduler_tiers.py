@@ -7,25 +7,26 @@
     order = tiers.take_jobs(); tiers.settle()        # with a step's order, and when all of it was told
     tiers.receive(replies)
 
-1. A block is copied as it is before the step that carries the job writes anything. So a job may only leave with a step
-   behind the one that computes its blocks (`settle`), and one that had to wait for its turn leaves only if none of its
+1. A block is copied as it is before the step that carries the job writes anything. So a job may leave only with a step
+   behind the one that computes its blocks (`settle`). A job that had to wait for its turn leaves only if none of its
    blocks has ended meanwhile.
-2. What leaves is of the request's own domain, or of a segment that it begins with and computed, with the times of its
-   blocks: due when its last use was long enough ago,
-   and no later than their ceiling. What comes back carries both, and so does what is computed from it.
-   Blocks that a grant opened neither leave nor come back for their reader. What it computes behind them is its own,
-   under keys that go through theirs: it is found again behind those blocks, attached, and nowhere else.
-3. A request that waits for a load holds its blocks. One whose load failed once computes. What is due when the engine
-   takes it has not come (`drop_late`).
-4. Only as many stores are under way as the workers have buffers for: serving never waits for a tier. A load is made
-   where that is expected to be faster than computing, by what loads took from their request's blocks to the answer. A
-   request in a hurry tries nothing: a worker reads an object for nobody instead, once in a while.
-5. Nothing comes back behind a hole. Where a tier gets a run of a chain, the runs before it that were not stored leave
-   for it too, as long as their blocks are in the pool.
-6. What another worker stored in a store that both share is looked up before the first load (`shared_lookups`). Where
-   the store's labels do not agree with a domain, nothing of it leaves or comes back.
-7. A change of policy or keys reaches the workers with the next step; until then nothing of what it ends is looked up
-   that the policy does not permit.
+2. Blocks that leave belong to the request's own domain, or to a segment that the request begins with and computed. A
+   copy has its blocks' times: it is due when their last use was long enough ago, and no later than their ceiling.
+   Blocks that come back carry both times, and so do blocks that are computed from them. Blocks that a grant opened
+   neither leave nor come back for their reader. The reader's own blocks behind them have keys that go through theirs.
+   So those are found again only behind the same blocks, once these are attached.
+3. A request that waits for a load holds its blocks. A request whose load failed once computes. A copy that is due when
+   the engine takes it counts as not loaded (`drop_late`).
+4. At most as many stores are under way as the workers have buffers for, so serving never waits for a tier. A load is
+   made where it is expected to be faster than computing. The estimate uses the time that earlier loads took, from their
+   request's blocks to the answer. Nothing is tried on an urgent request. Instead, a worker occasionally reads an object
+   that no request needs.
+5. Nothing comes back behind a hole. So when a run of a chain goes to a tier, the runs before it that were not stored go
+   there too. This holds as long as their blocks are in the pool.
+6. Copies that another worker stored in a shared store are looked up before the first load (`shared_lookups`). Where the
+   store's labels do not agree with a domain, nothing of the domain leaves or comes back.
+7. A change of policy or keys reaches the workers with the next step. Until then, no copy that the change ends is looked
+   up without the policy's permission.
 """
 
 from __future__ import annotations

@@ -4,15 +4,15 @@
     tiers.go_on()                 # after its scrubs: the other jobs
     tiers.finished_loads(), tiers.failed_blocks(), tiers.replies()
 
-1. A step waits for copies into locked buffers alone. Sealing, opening and stores are done on a thread for each tier,
-   in the order of the jobs.
+1. A step waits for copies into locked buffers alone. Sealing, opening and stores are done on a thread for each tier, in
+   the order of the jobs.
 2. What was copied aside is zeroed when its job is over, whatever happened.
 3. A load that fails fills nothing of what it could not open; its blocks are told as failed, and vLLM computes them. So
    are those of a copy that is due when they are told.
 4. Keys come from this process's own access to the keyring, which is read again when its file has changed.
 5. What is due ends by the thread's own clock, also when no step comes.
-6. What another worker fetches is read by the tier's thread, and sealed as it rests there; what this one fetches comes
-   on a thread of its own, and is kept by the tier's thread then.
+6. Objects that another worker fetches are read by the tier's thread, sealed as they are stored. Objects that this
+   worker fetches come on a separate thread, and are then kept by the tier's thread.
 7. A scan has the thread compare the store with the index between two jobs: what a job made is in both by then.
 """
 

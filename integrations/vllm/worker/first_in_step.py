@@ -1,8 +1,8 @@
 """Runs the scrubs of a step before everything else that a model runner does in it.
 
-vLLM calls a connector's `handle_preemptions` early in one runner and late in the other: the V2 GPU runner moves
-recurrent state into new blocks (`preprocess_state`) before it does, so a scrub of the same step would erase live state.
-So `execute_model` of whichever runner is loaded is wrapped, and the connector's own call finds the order done.
+vLLM calls a connector's `handle_preemptions` early in one runner and late in the other. The V2 GPU runner first moves
+recurrent state into new blocks (`preprocess_state`), so a scrub of the same step would erase live state. So
+`execute_model` of whichever runner is loaded is wrapped, and the connector's own call finds the order done.
 
 1. A runner's class is wrapped once, in the worker's process, when the connector is made there. A runner that takes
    other arguments is refused by name (`versions.check_signatures`).

@@ -3,8 +3,8 @@
 vLLM hands over one view, or a list of them, for each layer. They may share one allocation: layers of different groups
 overlay each other, packed layouts interleave layers, and attention kernels may split a block into smaller ones.
 
-1. A block's bytes are the union of what the layers' views hold for its index: nothing is listed twice, nothing is
-   left out, and no byte belongs to two blocks (`kernels.segment` proves it from addresses and strides, or raises).
+1. A block's bytes are the union of what the layers' views hold for its index. Nothing is listed twice or left out, and
+   no byte belongs to two blocks. `kernels.segment` proves this from addresses and strides, or raises.
 2. What cannot be read as blocks of one count is refused at start; nothing is guessed.
 """
 

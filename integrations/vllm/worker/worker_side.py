@@ -2,13 +2,14 @@
 
 1. Every tensor that vLLM registers is zeroed when it is registered, whatever its allocator left there; the boot order
    of the port then zeroes and reads it back once more, with receipts.
-2. `execute` runs before anything else of a step (`first_in_step`), and once a step: the scrub follows every
-   write of earlier steps on the model's stream and precedes every write of this one. On a device it runs on a stream
-   of its own between the two, by events; the host waits for neither.
-3. A worker that cannot scrub fails its step. It never reports what it has not done: an answer leaves when all of its
-   order has retired on the device, in the order in which they came; a step without requests waits for it.
-4. What a step has to sum or compare is done before its scrubs, behind the writes of earlier steps; the worker waits for
-   what a comparison shows, and its answer leaves with the step's.
+2. `execute` runs before anything else of a step (`first_in_step`), and once a step: the scrub follows every write of
+   earlier steps on the model's stream and precedes every write of this one. On a device it runs on a stream of its own
+   between the two, by events; the host waits for neither.
+3. A worker that cannot scrub fails its step. It never reports work that it has not done. An answer leaves when all of
+   its order has retired on the device. Answers leave in the order in which their orders came. A step without requests
+   waits for its answer.
+4. A step sums and compares blocks before its scrubs, behind the writes of earlier steps. The worker waits for the
+   result of a comparison, and its answer leaves with the step's.
 5. Copies for tiers are read before the scrubs of their step, and loads begin behind them.
 6. The null block is nobody's and is never handed out; what padded rows of a batch leave there goes with every order.
 """

@@ -1,8 +1,8 @@
 """Golden replays: recorded traces run through the Governor, compared with published reference figures.
 
-Golden mode isolates the one question that the figures answer: tenant scope, one classification, no deadline
-or quota, one request at a time, outputs not cached, the reserve outside the capacity, every trace id one full
-block, and hit = min(blocks x block size, prompt). Everything else is the Governor as it always runs.
+Golden mode isolates the one question that the figures answer. It has tenant scope, one classification, no deadline and
+no quota, and runs one request at a time. Outputs are not cached, the reserve is outside the capacity, and every trace
+id is one full block. A hit is min(blocks x block size, prompt). Everything else is the Governor as it always runs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Runs a labelled workload through the Governor as an engine would: admit, prefill, decode, release, step.
 
-1. Requests overlap as their times say: each decodes one token a tick until its answer is complete.
+1. Requests overlap according to their times. Each decodes one token a tick until its answer is complete.
 2. `step` runs at least every `TICK_US` of the replay's clock, idle or not, as an engine's timer would.
 3. Whatever ends a replay (its end, a bad trace line, Ctrl-C), every running request is released and every block is
-   scrubbed before the figures are read.
+   scrubbed. Only then are the figures read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rules without effect: rules that can never match, and rules that others make superfluous.
 
-1. A rule is a product of sets (actions, levels, ways, relation, readers, owners), packed into one integer, so that
-   "covers" is one operation; what is reported is certain, but not everything superfluous is found for forbids.
+1. A rule is a product of sets (actions, levels, ways, relation, readers, owners). It is packed into one integer, so
+   that "covers" is one operation. Everything reported is certain, but for forbids not everything superfluous is found.
 2. A guard (a forbid of something that nothing opens today) is not a finding: it is there for later edits.
 """
 

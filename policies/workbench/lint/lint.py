@@ -2,12 +2,12 @@
 
 1. Lint never changes what is accepted: each finding is a `Problem` with a KVP7xx code and its place.
 2. It reads no clock and no ledger: the instant, the ids in use, the known tenants and the scrub rate are arguments.
-3. Everything reported is certain; not everything superfluous is found.
+3. Everything reported is certain, but lint does not find everything superfluous.
 
-Identifiers that a reviewer takes for one another, though the policy compares them byte for byte.
+Lint also finds identifiers that a reviewer may confuse, although the policy compares them byte for byte.
 
-1. Identifiers are ASCII (bidirectional and invisible characters are refused by the loader, KVP104 and KVP206), so
-   confusion is between letters that look alike, case, and separators.
+1. Identifiers are ASCII: the loader refuses bidirectional and invisible characters (KVP104 and KVP206). So confusion is
+   between letters that look alike, case, and separators.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The parts of a proof besides decisions: no classification is lowered, no obligation loosened, no copy misplaced, and
-no label crossed that its grant or segment does not name.
+"""The parts of a proof besides decisions. No classification is lowered, no obligation loosened and no copy misplaced.
+No label is crossed that its grant or segment does not name.
 
-1. Routes are asked by one example of each set of patterns that a route can match, in both cases of letters, by none
-   at all, and by one that cannot be trusted; claims and hints by every known word and one unknown.
+1. Each set of patterns that a route can match is checked with one example, in both cases of letters. A route that
+   matches none, and one that cannot be trusted, are checked too. Claims and hints are checked with every known word and
+   one unknown word.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Prove a decision table against its policy's declarations by asking it every distinguishable question.
 
-1. Tenants are compared for equality only, so listed tenants plus two fresh ones are a complete domain; time enters
-   through the edges of grants and segments, and each edge is asked at, and one microsecond before.
-   A cell is asked at the edges that can change its answer, those of the table and of the declarations; one that has
-   no timeline is denied at every instant by any source, and is asked once. The proof counts what these stand for too.
+1. Tenants are compared only for equality, so listed tenants plus two fresh ones are a complete domain. Time enters
+   through the edges of grants and segments. Each edge is checked at its instant and one microsecond before. A cell is
+   checked at the edges that can change its answer: those of the table and of the declarations. A cell without a
+   timeline is denied at every instant by any source, and is checked once. The proof counts what these stand for too.
 2. The table is asked through `decide`, as the governor asks it; what is right comes from `Declared`, which shares no
    code with the compiler.
 3. Safety only: a table that denies more than its policy declares is not a leak.

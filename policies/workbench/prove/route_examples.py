@@ -1,7 +1,7 @@
 """Routes that policies can distinguish: one example for every set of patterns that some route matches.
 
-1. Complete: a classification depends on a route through the patterns it matches alone, and segment by segment only
-   the patterns still alive matter, so one example of each reachable set stands for all routes.
+1. The examples are complete. A classification depends on a route only through the patterns that it matches. Segment by
+   segment, only the patterns that can still match matter. So one example of each reachable set stands for all routes.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """The reference engine: its own allocator, index and tier, governed through `EnginePort` like a third party's engine.
 
-It is the example of docs/build/engine-port.md. What it owes governance, in the order of a request's life:
+It is the example of docs/build/engine-port.md. Its duties towards governance, in the order of a request's life:
 
 1. Arrival: `admit`. Each attempt to start: `may_start`, `look_up`, `attachable`, then `attached` and `handed_out`.
 2. Whole blocks whose K/V is in memory are indexed under the port's keys, then `published`; nothing else is indexed.
-3. Each device step: the scrub order first, under a `fence`; each transfer under a fence of its own, its blocks
-   pinned: not zeroed, not handed out, until it ends. A store is of a published block, a load of blocks that the port
-   lets the request read, behind the scrub of the blocks that it fills.
+3. Each device step: the scrub order first, under a `fence`. Each transfer has its own fence, and its blocks are pinned:
+   they are neither zeroed nor handed out until it ends. Only a published block is stored. A load fills only blocks that
+   the port lets the request read, after their scrub.
 4. Any end: `release`, once or often. A preempted request's residency is succeeded by `resume`.
 
-`ReferenceControl` is what the port may order in return, and the engine's own books that it may look at.
+`ReferenceControl` has the orders that the port may give in return, and the engine's own books that the port may read.
 """
 
 from __future__ import annotations

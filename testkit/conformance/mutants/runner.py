@@ -1,8 +1,9 @@
 """Historic bugs as mutants: each is injected into an engine, and the kit must fail in a case named beforehand.
 
-A kit that passes everything proves nothing. `FAULTS` lists what went wrong in real engines and caches; a mutant is one
-of them, put into one engine by patching it for a while. An adapter brings its own mutants (its own look-up, its own
-free list) beside those of governance, and says why a fault cannot exist in its engine; `kill` runs the named cases.
+A kit that passes everything proves nothing. `FAULTS` lists what went wrong in real engines and caches. A mutant is one
+of these faults, patched into one engine for a while. An adapter adds its own mutants (its own look-up, its own free
+list) to those of governance. Where a fault cannot exist in its engine, it gives the reason. `kill` runs the named
+cases.
 
 1. An engine without a mutant passes; a mutant that no named case kills is a survivor, and a survivor is a failure.
 2. A mutant whose patch no longer applies raises, rather than passing as killed.

@@ -1,9 +1,13 @@
-"""Recorded leaves are written the same, byte for byte, and read the same: `recorded_leaves.jsonl`.
+"""The leaves recorded in `recorded_leaves.jsonl` are written the same, byte for byte, and read the same.
 
-A line of it is an event of some kind (`fields`; a run as generation, pool, first block, step, count, modulus) with its
-leaves (long ones by size and SHA-256), or a leaf as an earlier version wrote it; and the rows that are made of them.
-Where a kind has a new field, `PYTHONPATH=tests/lib python tests/audit/leaf/test_recorded.py` records it anew:
-look at what differs.
+A line of the file has two parts: an event of some kind with its leaves, and the rows that are made from them.
+
+- `fields` are the event's. A run is given as generation, pool, first block, step, count and modulus.
+- Long leaves are given by size and SHA-256.
+- In place of an event, a line may have a leaf as an earlier version wrote it.
+
+Where a kind has a new field, `PYTHONPATH=tests/lib python tests/audit/leaf/test_recorded.py` records it anew. Check the
+difference.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Every claim in a report is checked against leaves, by queries that import no report code.
 
-`CLAIMS` is the reading: a sentence, and what the leaves give for each number or word in it. A sentence of a page that
-claims (a number, or none, all, every, no, nobody, holds) is either a claim here or one of `DEFINITIONS`, which say how
-something is counted, what a reader has to do, or what cannot be shown. A new sentence fails until it is put here.
-Tables are read alike: `TABLES` names, for the headings of each table with counts, what an auditor's own program
-(`examples/reperform`) makes of the leaves for them. Each claim is shown to fail where one word of it is changed, and
-each figure where the report's own facts are made wrong, for every framework.
+`CLAIMS` maps a sentence to what the leaves give for each number or word in it. A sentence of a page makes a claim if it
+has a number, or none, all, every, no, nobody or holds. It must be either a claim here or one of `DEFINITIONS`. Those
+explain how something is counted, what a reader has to do, or what cannot be shown. A new sentence fails until it is
+added here. Tables are read in the same way. For the headings of each table with counts, `TABLES` names what an
+auditor's own program (`examples/reperform`) computes from the leaves. For every framework, each claim is shown to fail
+when one of its words is changed. Each figure is shown to fail when the report's own facts are changed.
 """
 
 from __future__ import annotations

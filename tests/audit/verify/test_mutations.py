@@ -260,8 +260,8 @@ def _exempt(table: Table, row: Row[Any], name: str) -> bool:
 
 
 def _edits(connection: Connection) -> Iterator[_Edit]:
-    """Each column of the first row, of a further item of a leaf, and of the last row where rows are not all of one
-    class; each of these rows deleted.
+    """The edits of each column in three rows: the first one, a further item of a leaf, and the last one where rows are
+    not all of one class. Also the deletion of each of these rows.
     """
     for table in every_table():
         rows = connection.execute(select(table).order_by(*table.primary_key.columns)).all()

@@ -1,8 +1,10 @@
-"""Every metric that a worker says of its engine, against a recount by hand: idle and busy, on both kinds of engine.
+"""Every metric that a worker reports about its engine, against a manual recount: idle and busy, on both kinds of
+engine.
 
-1. The recount asks neither `stats` nor a tally: it is made of what the test did and was answered, of the engine's own
+1. The recount uses neither `stats` nor a tally. It counts the test's own calls and their answers, the engine's own
    books, the pool's rows, the ledger's leaves and the device's calls.
-2. A metric that is not known here fails: whoever adds one says how it is counted, or that an engine has none of it.
+2. A metric that is not known here fails. A new metric needs a rule here for counting it, or a note that an engine does
+   not have it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Forms that routers index: Dynamo's and Mooncake's. Every store in its tenant's namespace, or not told.
+"""The forms that routers index: Dynamo's and Mooncake's. Every store is in its tenant's namespace, or is not reported.
 
-Mooncake's indexer cannot be had as a package, and the packaged master is built without events: what is read here are
-the examples of its documentation and the maps that its master's source writes, and the index is one after its
-documentation.
+Mooncake's indexer is not available as a package, and the packaged master is built without events. So the tests read the
+examples of its documentation and the maps that its master's source writes. The index here follows its documentation.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """`pytest --forks N`: the tests in N processes that share one collection.
 
 1. The suite is imported and collected once; the processes are forked from there. pytest-xdist lets each process import
-   and collect everything anew, which takes a tenth of the processors' time of this suite.
+   and collect everything anew, which takes a tenth of this suite's processor time.
 2. The tests of a file run in one process, in their order. A process takes the next file when it begins the last test of
-   the one before, so that fixtures of the session live on between them.
-3. What a process reports is what pytest reports: outcomes, durations, captured output and warnings reach the plugins of
-   the first process (terminal, junit).
+   the previous one. So fixtures of the session stay alive between files.
+3. Each process reports as pytest does: outcomes, durations, captured output and warnings reach the plugins of the first
+   process (terminal, junit).
 4. A process that dies fails the test it ran. Another one takes its place and the rest of the file.
 """
 

@@ -1,8 +1,8 @@
-"""B1, completely: every cell of a compiled table, at both sides of every date, against the reference.
+"""All of B1: every cell of a compiled table, at both sides of every date, against the reference.
 
-The random requests of `test_decide_reference.py` find what nobody thought of; here nothing that a table holds is left
-out. Cells are counted where they are stored (own rows, timelines of grants and segments), so one that is never reached
-fails the test, and so does a kind of rule or a threshold that no decision of the run turned on.
+The random requests of `test_decide_reference.py` find unexpected cases; this test leaves out nothing that a table
+holds. Cells are counted where they are stored (own rows, timelines of grants and segments). So a cell that is never
+reached fails the test. So does a kind of rule, or a threshold, that decides nothing in the run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The Prometheus rules: each names metrics that exist and a runbook that stands, and fires by its planted fault alone.
+"""The Prometheus rules: each names existing metrics and an existing runbook, and fires only on its planted fault.
 
-Faults of a service and of its workers are planted in a real service, and what it then exposes is what Prometheus' own
-`promtool` evaluates (`apt-get install prometheus`; skipped where it is not installed). Faults that take hours, and that
+Faults of a service and of its workers are planted in a real service. Prometheus' own `promtool` evaluates what the
+service then exposes (`apt-get install prometheus`; skipped where it is not installed). Faults that take hours, and that
 other suites plant (an erasure that was missed), are given as the samples that those suites expect.
 """
 

@@ -1,7 +1,10 @@
-"""Bodies that no client of ours sends: each is taken, or refused as a problem with a code; none is an error of ours.
+"""Bodies that no client of ours sends: each is accepted, or refused as a problem with a code. None is an error of ours.
 
-Every operation with a body is sent them, found in the API's own document: no JSON, JSON of another kind, nesting
-without end, and its own example with each property in turn of another type, larger than any number, or of odd text.
+Every operation with a body, as listed in the API's own document, receives these:
+
+- no JSON, and JSON of another kind;
+- endless nesting;
+- its own example, with each property in turn of another type, larger than any number, or of odd text.
 """
 
 from __future__ import annotations

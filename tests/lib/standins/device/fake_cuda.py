@@ -1,18 +1,19 @@
-"""A CUDA device without one: streams, events, graphs, pinned memory and kernels' byte ranges, with races found.
+"""A simulated CUDA device: streams, events, graphs, pinned memory and kernels' byte ranges, with detection of races.
 
     with fake_cuda() as device:                  # our launches go through Triton's own dispatch into it
         memory = StreamTensorMemory([table], streams=[device])
         device.op(0, "forward", writes=rows)     # the engine's kernel on its stream
     assert not device.races
 
-1. A race is found from order alone, not from luck: every operation has a vector clock, by stream and host thread, and
-   two accesses of one byte of which one writes must be ordered by stream order, an event, or a wait of the host.
-2. What is done is done too: operations run later, in any interleaving that the waits allow (`advance`, `drain`), a
-   scrub tile by tile, so bytes can be looked at.
-3. Pinned memory is read when the kernel runs, pageable memory when the copy is called. Memory that is given back is
-   given out again at once to the stream that had it.
-4. While a stream records a graph its operations are kept, not run; an event of a recording draws whoever waits for it
-   into the recording, and a host that waits for one, or for the device, is refused.
+1. A race is found from the order of operations, not by luck. Every operation has a vector clock, by stream and host
+   thread. Two accesses to one byte, of which one writes, must be ordered by stream order, an event, or a wait of the
+   host.
+2. Operations really run, but later, in any interleaving that the waits allow (`advance`, `drain`). A scrub runs tile by
+   tile, so bytes can be inspected.
+3. Pinned memory is read when the kernel runs, pageable memory when the copy is called. Memory that is freed is
+   allocated again at once to the stream that had it.
+4. While a stream records a graph, its operations are kept, not run. A stream that waits for an event of a recording is
+   drawn into the recording. A host that waits for such an event, or for the device, is refused.
 """
 
 from __future__ import annotations

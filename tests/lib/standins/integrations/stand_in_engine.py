@@ -1,8 +1,8 @@
 """A stand-in for TensorRT-LLM: its connector's abstract classes, a block manager, and the documented order of calls.
 
 Written after the documentation (`kv_cache_connector.py`, September 2026), it is not TensorRT-LLM. A token's KV is a
-digest of all tokens up to it, and what a step puts out is a digest of all KV that it reads: a block with another's
-content, or with none, changes the output.
+digest of all tokens up to it. A step's output is a digest of all KV that it reads. So a block with another's content,
+or with none, changes the output.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Whoever has a tier's store: takes sealed objects out of it, and puts others in their places.
+"""An attacker with access to a tier's store, who takes sealed objects out of it and puts others in their places.
 
-The objects are real: another prompt's, another tenant's, and an earlier one of the same name, each as it lay, and each
-with its header rewritten so that name and length are those that are asked for.
+The objects are real: another prompt's, another tenant's, and an earlier one of the same name. Each is used in two
+forms: as it was stored, and with its header rewritten to the requested name and length.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What occupancy tells: a victim holds one of eight amounts of the pool, and an attacker guesses which.
+"""What occupancy reveals: a victim holds one of eight amounts of the pool, and an attacker guesses which.
 
-One trial: the attacker fills its sets, the victim takes the amount, the attacker looks. What it sees in each way is a
-symbol, and the channel is measured in bits of mutual information between amount and symbol, at most log2(8) = 3:
+In one trial the attacker fills its sets, the victim takes the amount, and the attacker looks. What it sees in each way
+is a symbol. The channel is measured in bits of mutual information between amount and symbol, at most log2(8) = 3:
 
 - `hits`: how many of its sets it still finds;
 - `room`: the largest prompt that is admitted to it, of 1/16 to 16/16 of the pool;
@@ -9,7 +9,7 @@ symbol, and the channel is measured in bits of mutual information between amount
 - `numbers`: the number of the next block that it is given. Engine and operator see it; a tenant at the API does not.
 
 The estimate is the plug-in one. It is positive by chance, so it is given with its 95 % quantile under shuffled amounts
-(`chance`); a channel is there where the estimate is above it. 0 bits: every trial looked the same.
+(`chance`). A channel exists where the estimate is above that quantile. 0 bits means that every trial looked the same.
 """
 
 from __future__ import annotations

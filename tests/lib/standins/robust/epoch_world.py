@@ -1,12 +1,13 @@
 """Doors, workers and a control plane that hear of each other late, twice, in another order or never.
 
-1. What decides is real: the doors before a router (`EdgeGate`), workers' own doors, their tokens, erase epochs, a
-   Governor and an engine port over their pools. The network, the clock and the control plane's table are this world's.
-2. Each interleaving is about one subject of its own, whose prompt is always the same. It mixes erasures, questions and
-   their answers, requests, what they publish, and processes that stop, die or hear nothing.
-3. A name that a door gives routers stands for one state of epochs: none is given again with others.
-4. A reuse is stale where its block was written under an older epoch than the reader's token has, or than the control
-   plane had given out one lease ago.
+1. The deciding parts are real: the doors before a router (`EdgeGate`), workers' own doors, their tokens, erase epochs,
+   a Governor and an engine port over their pools. The network, the clock and the control plane's table are this
+   world's.
+2. Each interleaving has its own subject, whose prompt is always the same. It mixes erasures, queries and their answers,
+   requests and their published blocks, and processes that stop, die or hear nothing.
+3. A name that a door gives routers stands for one state of epochs, and is never given again with another.
+4. A reuse is stale if its block was written under an older epoch than one of two: the epoch of the reader's token, and
+   the one that the control plane had given out one lease ago.
 """
 
 from __future__ import annotations

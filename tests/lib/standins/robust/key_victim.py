@@ -1,9 +1,15 @@
-"""One process's sealed tier on keys that it shares with others, driven by a line at a time, to be killed at any moment.
+"""One process's sealed tier on keys that it shares with others. It is driven line by line, and may be killed at any
+moment.
 
     python key_victim.py KEYS TIER SEED       # reads `[number, act, …]` as JSON, answers `[number, value]`
 
-Acts: `keep` and `bring` a prompt of a subject under an epoch, `rotate` and `destroy` an epoch, `erase` a subject,
-`follow` what others did with the keys, `opens` whether an epoch's secret can be had at all.
+Acts:
+
+- `keep` and `bring` a prompt of a subject under an epoch;
+- `rotate` and `destroy` an epoch;
+- `erase` a subject;
+- `follow` what others did with the keys;
+- `opens` tells whether an epoch's secret can be obtained at all.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Forks a whole process's custody on request, so that a test can kill -9 one every few moments.
 
-Commands on stdin: `go FOLDER NUMBER` forks and prints the child's id; `wait` reaps it. The child works on the
-ledger, spill and keyring in FOLDER for ever, and keeps in FOLDER/progress-NUMBER its incarnation, the sequence
-that it was told is durable, the one that it had merely submitted, and what `check()` found.
+Commands on stdin: `go FOLDER NUMBER` forks and prints the child's id; `wait` reaps it. The child works on the ledger,
+spill and keyring in FOLDER for ever. In FOLDER/progress-NUMBER it keeps its incarnation, the sequence reported to it as
+durable, the one that it had merely submitted, and the findings of `check()`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Forks a ledger writer on request, so that a test can kill -9 one every few moments.
 
-Commands on stdin: `go LEDGER SPILL PROGRESS SEED PACE` forks and prints the child's id; `wait` reaps it. The child
-does random operations for ever, with the database locked now and then, and keeps in PROGRESS the last sequence it was
-told is durable (and the one it had merely submitted, for the positive control), and the last that it was refused. At
-the pace `steady` it commits small batches and rests; at `hurried` it does as many operations as the disk takes. What it
-does is a function of SEED alone (`Operations`, `durable_act`), so that a test can do it again and compare.
+Commands on stdin: `go LEDGER SPILL PROGRESS SEED PACE` forks and prints the child's id; `wait` reaps it. The child does
+random operations for ever, with the database locked now and then. In PROGRESS it keeps three sequences: the last one
+reported to it as durable, the last one refused, and, for the positive control, the last one merely submitted. At the
+pace `steady` it commits small batches and rests. At `hurried` it does as many operations as the disk permits. Its
+operations are a function only of SEED (`Operations`, `durable_act`), so that a test can repeat and compare them.
 
-Progress is written through a mapping and replies through writev, so that the calls which a test injects faults into
-(pwrite64, write, fsync, fdatasync, ftruncate, rename, unlink) are the ledger's alone.
+Progress is written through a mapping and replies through writev. So only the ledger makes the calls into which a test
+injects faults: pwrite64, write, fsync, fdatasync, ftruncate, rename, unlink.
 """
 
 from __future__ import annotations

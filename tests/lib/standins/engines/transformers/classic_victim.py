@@ -1,7 +1,8 @@
-"""A process that uses caches and waits to be searched: one order a line on stdin, one answer a line on stdout.
+"""A process that uses caches and waits to be searched. It reads one order per line on stdin and writes one answer per
+line on stdout.
 
 Orders: `fill KIND SEED governed|plain`, then `end`. The states it feeds are made in place in one buffer and zeroed
-there after each update, so that whatever copy a search finds is the cache's.
+there after each update. So any copy that a search finds is the cache's.
 """
 
 from __future__ import annotations
