@@ -75,6 +75,7 @@ def charged(world: SharedWorld) -> dict[str, int]:
 def filled(world: SharedWorld) -> Ledger:
     """`beta` fills the segment of `acme`, and both run requests of their own."""
     world.serve("beta", SHARED + prompt(5, 1))  # a first use is put on record, and computed
+    world.worker.governor.settle()
     assert world.worker.writer.flush()
     world.serve("beta", SHARED + prompt(6, 2))
     world.serve("acme", prompt(8, 2))

@@ -22,7 +22,8 @@ def test_a_segment_comes_back_to_whom_it_is_for_and_to_nobody_else(world: Shared
     world.share()
     covered = (PREFIX - 1) * TOKENS  # the last block may be tokenized otherwise
     world.serve("acme", SHARED + prompt(5, 4))
-    world.serve("beta", SHARED[:covered] + prompt(6, 5))  # a first use is put on record, and computed or read by then
+    world.serve("beta", SHARED + prompt(6, 4))  # a first use is put on record, and computed
+    world.worker.governor.settle()
     assert world.serve("beta", SHARED + prompt(7, 4)) == covered, "from the device"
     world.crowd()
     assert world.restored() == 0 and world.serve("gamma", SHARED + prompt(8, 4)) == 0, "no rule is for it"
@@ -40,7 +41,8 @@ def test_where_its_classification_may_not_go_a_segment_does_not(world: SharedWor
     """The control is the test before: the same requests, and `internal` may go there."""
     world.share(classified="public")
     world.serve("acme", SHARED + prompt(5, 4))
-    world.serve("beta", SHARED[: (PREFIX - 1) * TOKENS] + prompt(6, 5))
+    world.serve("beta", SHARED + prompt(6, 4))
+    world.worker.governor.settle()
     assert world.serve("beta", SHARED + prompt(7, 4)) == (PREFIX - 1) * TOKENS, "void: it is not shared at all"
     world.crowd()
     assert world.serve("beta", SHARED + prompt(9, 4)) == 0 == world.restored()

@@ -154,6 +154,7 @@ class SharedWorld(World):
             self.serve("acme", prompt(seed, 2))
             if self.serve(reader, prompt(seed, 2) + prompt(seed + 1, 1)) == 2 * TOKENS:
                 return True
+            self.worker.governor.settle()
             assert self.worker.writer.flush()
         return False
 
