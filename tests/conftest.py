@@ -119,20 +119,25 @@ def unconfigured_logs() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def ended_guards(request: pytest.FixtureRequest) -> Iterator[None]:
+def ended_guards() -> Iterator[None]:
     """A worker or service that a file leaves open fails it: its threads fail later, in the tests of other files.
 
-    Suites on real engines run in processes of their own, and what those engines hold ends with them.
+    Not so threads that end by themselves: when the answer that they wait for comes, or when nothing refers to their
+    owner any more.
     """
     before = set(threading.enumerate())
     yield
     module = sys.modules.get("kvcustody.guarding_thread")
-    if module is not None and "engines" not in request.path.parts:
-        left = [one for one in threading.enumerate() if isinstance(one, module.GuardingThread) and one not in before]
-        left = [one for one in left if not one._holds_question]  # ends when its question does
-        for thread in left:
-            thread.join(5)
-        assert not (names := [thread.name for thread in left if thread.is_alive()]), f"left open: {names}"
+    if module is None or not (left := _guards(module.GuardingThread) - before):
+        return
+    gc.collect()
+    for thread in left:
+        thread.join(5)
+    assert not (names := [thread.name for thread in left if thread.is_alive()]), f"left open: {names}"
+
+
+def _guards(kind: type[threading.Thread]) -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if isinstance(thread, kind) and not thread._holds_question}
 
 
 @pytest.fixture(scope="session")

@@ -26,17 +26,15 @@ from kvcustody.audit.evidence.explore.summary import summarize
 from kvcustody.audit.evidence.query.events import EventFilter
 from kvcustody.audit.kinds import Event, HitCounters, ResidencyOpened, ResidencyReleased
 from kvcustody.audit.store.schema.counters import counters
-from kvcustody.audit.write.event_writer import EventWriter
-from kvcustody.audit.write.fold import fold
 from kvcustody.clock import SystemClock
 from kvcustody.times import HOUR_US
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
 from bench import Bench
-from ledger_stores import fresh_store, postgres
+from ledger_stores import fresh_store, postgres, write
 
-DAYS, BATCH, ROUNDS = 30, 2_000, 7
+DAYS, ROUNDS = 30, 7
 GOAL_MS = 300
 _DAY_US = 86_400_000_000
 
@@ -54,24 +52,8 @@ def events(leaves: int, tenants: int) -> Iterator[Event]:
 
 
 def fill(engine: Engine, folder: Path, leaves: int, tenants: int) -> None:
-    """About so many leaves, their figures folded as a service's keeper folds them."""
-    writer = EventWriter(
-        engine, worker="benchmark", clock=SystemClock(), spill_directory=folder / "spill", clear_names=True
-    )
-    some: list[Event] = []
-    for event in events(leaves, tenants):
-        some.append(event)
-        if len(some) == BATCH:
-            writer.submit(some)
-            some = []
-            while writer.status().backlog > BATCH:
-                time.sleep(0.005)
-    writer.submit(some)
-    if not writer.flush(600):
-        raise SystemExit("the ledger could not be filled")
-    writer.close()
-    while fold(engine):
-        pass
+    """Write about so many leaves."""
+    write(engine, folder, events(leaves, tenants), SystemClock())
 
 
 def measure(engine: Engine) -> dict[str, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""Empty ledgers to measure: files, and databases of a PostgreSQL server of their own."""
+"""Ledgers to measure: empty ones in files and on a PostgreSQL server of their own, and events written into one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine
 
+from kvcustody.audit.kinds import Event
 from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.write.event_writer import EventWriter
+from kvcustody.audit.write.fold import fold
+from kvcustody.clock import Clock
 from kvcustody.migrations.upgrade import upgrade
+
+BATCH = 4_000
+_FLUSH_SECONDS = 600
 
 
 @contextlib.contextmanager
@@ -93,3 +101,22 @@ def kill_postgres(server: Any, postmaster: int) -> None:
             if time.monotonic() > end:
                 raise
             time.sleep(0.5)
+
+
+def write(engine: Engine, folder: Path, events: Iterable[Event], clock: Clock) -> None:
+    """Write all events; `folder` receives the writer's spill. Ends the program where they do not become durable."""
+    writer = EventWriter(engine, worker="bench", clock=clock, spill_directory=folder / "spill", clear_names=True)
+    for batch in _batches(iter(events)):
+        writer.submit(batch)
+        while writer.status().backlog > 2 * BATCH:
+            time.sleep(0.002)
+    if not writer.flush(_FLUSH_SECONDS):
+        raise SystemExit("the ledger could not be filled")
+    writer.close()
+    while fold(engine):
+        pass
+
+
+def _batches(events: Iterator[Event]) -> Iterator[list[Event]]:
+    while batch := list(islice(events, BATCH)):
+        yield batch

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-import time
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,12 +32,14 @@ from kvcustody.audit.kinds import (
 )
 from kvcustody.audit.kinds.block_runs import Run
 from kvcustody.audit.store.schema.ledger import logs
-from kvcustody.audit.write.event_writer import EventWriter
-from kvcustody.audit.write.fold import fold
 from kvcustody.clock import VirtualClock
 from kvcustody.times import DAY_US
 
-DAYS, BLOCKS, BATCH = 30, 4, 4_000
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
+
+from ledger_stores import write
+
+DAYS, BLOCKS = 30, 4
 LEAVES_OF_100_REQUESTS = 227  # the writer puts several ends and receipts of a tenant into one leaf
 _SECOND_US = 1_000_000
 
@@ -97,27 +99,7 @@ def _beside(number: int, at: int, tenant: str, other: str) -> Iterator[Event]:
 
 def fill(engine: Engine, folder: Path, *, leaves: int, tenants: int, until_us: int, days: int = DAYS) -> int:
     """Write about so many leaves, the last one at `until_us`; return how many there are."""
-    begun_us = until_us - days * DAY_US
-    writer = EventWriter(
-        engine,
-        worker="bench",
-        clock=VirtualClock(1, begun_us),
-        spill_directory=folder / "spill",
-        clear_names=True,
-    )
-    some: list[Event] = []
-    for event in events(leaves * 100 // LEAVES_OF_100_REQUESTS, tenants, days * DAY_US - 2 * _SECOND_US * 60):
-        some.append(event)
-        if len(some) == BATCH:
-            writer.submit(some)
-            some = []
-            while writer.status().backlog > 2 * BATCH:
-                time.sleep(0.002)
-    writer.submit(some)
-    if not writer.flush(600):
-        raise SystemExit("the ledger could not be filled")
-    writer.close()
-    while fold(engine):
-        pass
+    written = events(leaves * 100 // LEAVES_OF_100_REQUESTS, tenants, days * DAY_US - 2 * _SECOND_US * 60)
+    write(engine, folder, written, VirtualClock(1, until_us - days * DAY_US))
     with engine.connect() as connection:
         return int(connection.scalar(select(func.sum(logs.c.size))) or 0)

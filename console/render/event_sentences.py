@@ -79,8 +79,8 @@ def _for_erasure(body: Body) -> str:
 
 def _clipped(body: Body) -> str:
     rows = zip(body["hints"], body["asked"], body["passed"], body["requests_each"], strict=True)
-    said = [f'{name} from "{asked}" to "{passed}", {_many(number, "time")}' for name, asked, passed, number in rows]
-    return "; ".join([*said, *([f"{_many(body['others'], 'other')}"] if body["others"] else [])])
+    clipped = [f'{name} from "{asked}" to "{passed}", {_many(number, "time")}' for name, asked, passed, number in rows]
+    return "; ".join([*clipped, *([f"{_many(body['others'], 'other')}"] if body["others"] else [])])
 
 
 def _epoch_scope(body: Body) -> str:

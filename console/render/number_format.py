@@ -60,8 +60,8 @@ def relative(at_us: int, now_us: int) -> str:
     length_us = abs(now_us - at_us)
     for unit, length in (("d", DAY_US), ("h", HOUR_US), ("min", MINUTE_US), ("s", SECOND_US)):
         if length_us >= length:
-            said = f"{count(length_us // length)} {unit}"
-            return f"{said} ago" if at_us < now_us else f"in {said}"
+            distance = f"{count(length_us // length)} {unit}"
+            return f"{distance} ago" if at_us < now_us else f"in {distance}"
     return "now"
 
 

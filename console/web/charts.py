@@ -78,8 +78,8 @@ def denied(connection: Connection, period: PagePeriod, tenant: str | None) -> Ti
     """Return denied requests by whoever asked."""
     buckets = period.hourly()
     inside = _inside(buckets, tenant)
-    found = figures_by_hour(connection, (DENIED,), **inside, scraped=True)
-    sums = ((tenant_of(one.name), one.hour_us, one.value) for one in found)
+    figures = figures_by_hour(connection, (DENIED,), **inside, scraped=True)
+    sums = ((tenant_of(figure.name), figure.hour_us, figure.value) for figure in figures)
     return TimeChart(
         "Denied requests, by who asked", "count", "bars", buckets,
         summed(buckets, sums, hours_with_leaves(connection, **inside)), NO_LEAVES,
@@ -91,8 +91,8 @@ def hits(connection: Connection, period: PagePeriod, tenant: str | None) -> Time
     buckets = period.hourly()
     inside = _inside(buckets, tenant)
     names = {ATTACHED: "found: prefill avoided", WRITTEN: "computed"}
-    found = list(figures_by_hour(connection, tuple(names), CUSTODY_KINDS, **inside))
-    sums = ((names[one.measure], one.hour_us, one.value) for one in found)
+    figures = figures_by_hour(connection, tuple(names), CUSTODY_KINDS, **inside)
+    sums = ((names[figure.measure], figure.hour_us, figure.value) for figure in figures)
     colours = {name: place for place, name in enumerate(names.values(), 1)}
     known = hours_with_leaves(connection, **inside)
     series = summed(buckets, sums, known, colours=colours)

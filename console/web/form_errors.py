@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from kvcustody.errors import CustodyError
 from kvcustody.governance.service.problem_details import ProblemError
 
-_NAMED = re.compile(r"`(\w+)`|needs a (\w+)")
-_SAID = {
+_NAMED = re.compile(r"`(\w+)`")
+_REMEDIES = {
     "missing": "fill this in",
     "string_type": "fill this in",
     "enum": "choose one of: {expected}",
@@ -43,7 +43,7 @@ class FieldError(ProblemError):
 
 def refused(error: ValidationError) -> FieldError:
     """Return the error for a form that its model does not accept."""
-    return FieldError({str(item["loc"][0]) if item["loc"] else "": _said(dict(item)) for item in error.errors()})
+    return FieldError({str(item["loc"][0]) if item["loc"] else "": _remedy(dict(item)) for item in error.errors()})
 
 
 def wrong_fields(error: CustodyError, problem: ProblemError, names: Collection[str]) -> dict[str, str]:
@@ -61,12 +61,12 @@ def wrong_fields(error: CustodyError, problem: ProblemError, names: Collection[s
         return error.wrong
     detail = problem.detail or problem.type.advice
     named = [name for name in error.operands if name in names]
-    named += [name for match in _NAMED.finditer(detail) for name in match.groups() if name in names]
+    named += [name for name in _NAMED.findall(detail) if name in names]
     return {named[0] if named else "": detail}
 
 
-def _said(item: dict[str, Any]) -> str:
-    form = _SAID.get(item["type"])
+def _remedy(item: dict[str, Any]) -> str:
+    form = _REMEDIES.get(item["type"])
     if form is not None:
         return form.format_map(item.get("ctx") or {})
     return str(item["msg"]).removeprefix("Value error, ")

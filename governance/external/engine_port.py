@@ -56,7 +56,7 @@ from kvcustody.governance.custody_events import (
     residency_released,
     route_found,
 )
-from kvcustody.governance.decisions.access_plan import Plan, plan_key
+from kvcustody.governance.decisions.access_plan import Plan, PlanKey, plan_key
 from kvcustody.governance.decisions.eviction_order import eviction_orders
 from kvcustody.governance.decisions.reuse_decision import Moment
 from kvcustody.governance.decisions.staged_table import quotas_of
@@ -211,8 +211,10 @@ class EnginePort(TieredPort):
                 return AdmissionRefused(request_id, "request id is in use")
         moment = self._moment(check_trace(trace) if trace else trace)
         is_monitored = self._is_monitored(principal, request_id)
-        find_plan = self._monitored_plan if is_monitored else self._admitted_plan
-        plan = find_plan(principal, model, route, hints, request_id, moment)
+        plan: Plan[ExternalPool] | AdmissionRefused | None = None
+        if principal is not None:
+            find_plan = self._monitored_plan if is_monitored else self._admitted_plan
+            plan = find_plan(plan_key(principal, model, route, hints), request_id, moment)
         if isinstance(plan, AdmissionRefused):
             return plan
         account = plan.account if plan is not None else self._accounts.anonymous()
@@ -249,17 +251,8 @@ class EnginePort(TieredPort):
         return residency
 
     def _admitted_plan(
-        self,
-        principal: Principal | None,
-        model: ModelIdentity,
-        route: str | None,
-        hints: Hints,
-        request_id: Hashable,
-        moment: Moment,
-    ) -> Plan[ExternalPool] | AdmissionRefused | None:
-        if principal is None:
-            return None
-        key = plan_key(principal, model, route, hints)
+        self, key: PlanKey, request_id: Hashable, moment: Moment
+    ) -> Plan[ExternalPool] | AdmissionRefused:
         plan = self._plan(key, request_id, moment)
         if isinstance(plan, Deferred):
             return AdmissionRefused(request_id, "the ledger cannot record the tenant's first key; try again")

@@ -16,7 +16,7 @@ from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.allocator.prefix.longest_prefix import Prompt, ReadPlan
 from kvcustody.governance.custody.custody import Custody
-from kvcustody.governance.decisions.access_plan import Plan, label_of, plan_key
+from kvcustody.governance.decisions.access_plan import Plan, PlanKey, label_of
 from kvcustody.governance.decisions.reuse_decision import Moment
 from kvcustody.governance.decisions.staged_table import quotas_of
 from kvcustody.governance.external.accounts import PortAccounts
@@ -28,7 +28,6 @@ from kvcustody.governance.monitoring.enforcement import MONITORED
 from kvcustody.governance.monitoring.forecast_cache import QuotaBlocks
 from kvcustody.governance.monitoring.monitor import NO_TENANT, MonitoredRequest
 from kvcustody.governance.monitoring.port_forecast import PortForecast
-from kvcustody.governance.request import Hints
 from kvcustody.policies.document.model import Action
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.tenants import ANONYMOUS
@@ -43,23 +42,8 @@ class MonitoredPort(Custody[ExternalPool]):
     _flush_deferred: Callable[[], None]
     _common: tuple[DecisionTable | None, int] = (None, 0)
 
-    def _monitored_plan(
-        self,
-        principal: Principal | None,
-        model: ModelIdentity,
-        route: str | None,
-        hints: Hints,
-        request_id: Hashable,
-        moment: Moment,
-    ) -> Plan[ExternalPool] | None:
-        """The plan of a request that is let in whatever the policy says.
-
-        Returns:
-            None for a request without a valid identity, and for a tenant that the policy does not name.
-        """
-        if principal is None:
-            return None
-        key = plan_key(principal, model, route, hints)
+    def _monitored_plan(self, key: PlanKey, request_id: Hashable, moment: Moment) -> Plan[ExternalPool] | None:
+        """The plan of a request that is let in whatever the policy says; None for a tenant that it does not name."""
         plan = self._plan(key, request_id, moment)
         if not isinstance(plan, Plan):
             return None

@@ -90,8 +90,8 @@ class SharingCounter:
 
     def shared_prefixes(self) -> list[SharedPrefix]:
         """Return the prefixes that sharing between tenants would save the most by, best first."""
-        found = sorted((foreign.best(self._size) for foreign in self._foreign.values()), key=lambda row: -row.tokens)
-        return found[:_PREFIXES_SHOWN]
+        best = sorted((foreign.best(self._size) for foreign in self._foreign.values()), key=lambda row: -row.tokens)
+        return best[:_PREFIXES_SHOWN]
 
 
 def _known(chain: list[int], known: set[int]) -> int:

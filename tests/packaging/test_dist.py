@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 from importlib.metadata import version
 from pathlib import Path
@@ -11,16 +10,12 @@ from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from standins.packaging_script import packaging_script
 
 
 @pytest.fixture(scope="module")
 def dist() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("dist", ROOT / "packaging" / "dist.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return packaging_script("dist")
 
 
 def test_the_sbom_names_what_all_needs_and_nothing_of_tests(dist: ModuleType) -> None:

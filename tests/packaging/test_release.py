@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -14,17 +13,14 @@ from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from standins.packaging_script import ROOT, packaging_script
+
 CHANGELOG = "# Changelog\n\n## 0.2.0 (2026-12-01)\n\n- New.\n\n## 0.1.0, unreleased\n\n- Old.\n"
 
 
 @pytest.fixture(scope="module")
 def release() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("release", ROOT / "packaging" / "release.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return packaging_script("release")
 
 
 @pytest.fixture

@@ -249,7 +249,7 @@ def _form(case: SubjectCase, step: CaseStep) -> Iterator[str]:
     if step.ground not in grounds and (step.ground or kind in (StepKind.EXEMPT, StepKind.RESTRICT)):
         yield f"`ground` of `{kind}` is one of: {', '.join(grounds) or 'none'}"
     if kind in REASONED and not step.reason.strip():
-        yield f"`{kind}` needs a reason"
+        yield f"`{kind}` needs a `reason`"
     if (kind in ABOUT) != bool(step.about):
         yield f"`{kind}` {'needs' if kind in ABOUT else 'has no'} `about`"
     if (kind in DIGESTED) != bool(step.digest) or (step.digest and not _DIGEST.fullmatch(step.digest)):
@@ -294,13 +294,13 @@ def _decision(case: SubjectCase, step: CaseStep) -> Iterator[str]:
         yield f"a request for {right} is decided as one of: {', '.join(sorted(_OF_RIGHT[right]))}"
     exempt = case.of_kind(StepKind.EXEMPT)
     if step.outcome == "refused" and not (step.ground and step.reason.strip()):
-        yield "a refusal needs a ground and a reason: the person is told both (12(4))"
+        yield "a refusal needs a `ground` and a `reason`: the person is told both (12(4))"
     if step.ground == "17(3)" and not exempt:
         yield "it names 17(3), and no exemption is on record"
     if step.ground in ("11(2)", "12(2)") and case.identity == "confirmed":
         yield "it says that the person cannot be identified, and their identity is confirmed"
     if step.outcome == "partly" and not step.reason.strip():
-        yield "`partly` needs a reason that names what remains, and why"
+        yield "`partly` needs a `reason` that names what remains, and why"
     if right is SubjectRight.ERASURE and step.outcome in ("erased", "partly") and not case.erasures:
         yield "no erasure is named: take the step `erasure` first"
     if step.outcome == "erased" and exempt:

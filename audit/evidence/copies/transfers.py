@@ -222,13 +222,13 @@ class _Moved(NamedTuple):
 def _moved() -> _Moved:
     column = transfer_decisions.c
     is_part = and_(column.outcome == "partial", column.blocks > 0)
-    came = case(  # of what would have been computed, the part that did not have to be
+    spared_us = case(  # of what would have been computed, the part that did not have to be
         (is_part, column.recompute_us * column.part_blocks // column.blocks),
         (column.outcome.in_(("failed", "partial")), 0),
         else_=column.recompute_us,
     )
     blocks = case((is_part, column.part_blocks), else_=column.blocks)
-    return _Moved(is_part, blocks, case((column.recompute_us > 0, came - column.actual_us), else_=0))
+    return _Moved(is_part, blocks, case((column.recompute_us > 0, spared_us - column.actual_us), else_=0))
 
 
 class TransferTime(NamedTuple):
@@ -247,8 +247,8 @@ def transfers_over_time(
     """Return transfers by action and part of a period; parts begin at whole multiples of their width (µs)."""
     column, moved = transfer_decisions.c, _moved()
     start = (column.at_us - column.at_us % width_us).label("start")
-    came = case((column.outcome.in_(("done", "partial")), moved.blocks), else_=0)
-    query = select(start, column.action, _sum(came), _sum(moved.saved_us), _sum(column.actual_us))
+    arrived = case((column.outcome.in_(("done", "partial")), moved.blocks), else_=0)
+    query = select(start, column.action, _sum(arrived), _sum(moved.saved_us), _sum(column.actual_us))
     query = _chosen(
         query.where(column.choice == "transfer"), TransferFilter(tenant, since_us=since_us, until_us=until_us)
     )

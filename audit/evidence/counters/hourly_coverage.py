@@ -212,8 +212,8 @@ def period(connection: Connection, since_us: int, until_us: int, *, tenant: str 
         )
     )
     lags: dict[int, list[str]] = {}
-    each = select(column.hour_us, column.lags).select_from(source).where(inside, column.lags != "")
-    for hour_us, text in connection.execute(each):
+    texts = select(column.hour_us, column.lags).select_from(source).where(inside, column.lags != "")
+    for hour_us, text in connection.execute(texts):
         lags.setdefault(hour_us, []).append(text)
     by_time = (
         select(column.hour_us, func.max(column.lag_us_max), *sums)

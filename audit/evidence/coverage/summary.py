@@ -132,23 +132,6 @@ def coverage(
     return summary(read_units(connection, chosen, now_us=now_us, as_of=as_of, incarnation=incarnation))
 
 
-def coverage_by_period(
-    connection: Connection,
-    since_us: int,
-    until_us: int,
-    period_us: int,
-    *,
-    tenant: str | None = None,
-    as_of_us: int | None = None,
-    as_of: AsOf | None = None,
-) -> tuple[tuple[int, CoverageRow], ...]:
-    """Return the total row of coverage for each period from `since_us` on, from one reading of the ledger."""
-    now_us = last_event_us(connection, as_of) if as_of_us is None else as_of_us
-    chosen = CustodySelection(since_us, until_us, tenant)
-    lives = list(read_units(connection, chosen, now_us=now_us, as_of=as_of))
-    return periods_of(lives, since_us, until_us, period_us)
-
-
 def periods_of(
     lives: Iterable[LifeUnits], since_us: int, until_us: int, period_us: int
 ) -> tuple[tuple[int, CoverageRow], ...]:

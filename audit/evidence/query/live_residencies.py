@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, and_, false, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, and_, func, or_, select, tuple_
 
 from kvcustody.audit.evidence.processes.work_periods import WorkPeriod, at_work, read_work_periods
 from kvcustody.audit.evidence.query.narrowed_holds import read_narrowed
@@ -59,7 +59,7 @@ def live_residencies(
     each process are looked at, the latest ones, so that a long life costs no more than a short one.
     """
     running = at_work(read_work_periods(connection) if periods is None else periods)
-    among = _requests_of(connection, running, newest)
+    among = _requests_of(running, newest)
     live: list[Live] = []
     while len(live) < limit:
         rows = _read(connection, among, now_us=now_us, tenant=tenant, after=after, limit=limit)
@@ -72,17 +72,14 @@ def live_residencies(
     return tuple(live[:limit])
 
 
-def _requests_of(connection: Connection, processes: Sequence[str], newest: int | None) -> ColumnElement[bool]:
+def _requests_of(processes: Sequence[str], newest: int | None) -> ColumnElement[bool]:
     """Return the condition on the requests of these processes; `newest` of each, by their numbers, which ascend."""
-    column = residencies.c
+    working = incarnations.c.uuid.in_(processes)
     if newest is None:
-        return incarnations.c.uuid.in_(processes)
-    ids = connection.scalars(select(incarnations.c.id).where(incarnations.c.uuid.in_(processes))).all()
-    parts = []
-    for life in ids:
-        last = connection.scalar(select(func.max(column.residency)).where(column.incarnation == life)) or 0
-        parts.append(and_(column.incarnation == life, column.residency > last - newest))
-    return or_(false(), *parts)
+        return working
+    every = residencies.alias()
+    last = select(func.max(every.c.residency)).where(every.c.incarnation == incarnations.c.id).scalar_subquery()
+    return and_(working, residencies.c.residency > last - newest)
 
 
 def _read(

@@ -334,18 +334,10 @@ class DatedReuse(NamedTuple):
     first_us: int
     last_us: int
 
-
-def crossed_reuse(
-    connection: Connection,
-    since_us: int,
-    until_us: int,
-    *,
-    party: str | None = None,
-    state: AsOf | None = None,
-) -> list[CrossedReuse]:
-    """Return counted reuse across tenants in [since, until), of one party or of all: `dated_reuse` without times."""
-    dated = dated_reuse(connection, since_us, until_us, party=party, state=state)
-    return [CrossedReuse(row.reader, row.owner, row.rule, row.requests, row.blocks, row.tokens) for row in dated]
+    @property
+    def undated(self) -> CrossedReuse:
+        """The same without its times."""
+        return CrossedReuse(self.reader, self.owner, self.rule, self.requests, self.blocks, self.tokens)
 
 
 def dated_reuse(
@@ -381,8 +373,8 @@ def dated_reuse(
             began_us = ended_us - int(body["boot_us"]) + int(body["from_boot_us"])
             first_us, last_us = times.get(who, (began_us, ended_us))
             times[who] = min(first_us, began_us), max(last_us, ended_us)
-    found = (DatedReuse(*who, row["requests"], row["blocks"], row["tokens"], *times[who]) for who, row in sums.items())
-    return sorted(row for row in found if row.blocks)
+    dated = (DatedReuse(*who, row["requests"], row["blocks"], row["tokens"], *times[who]) for who, row in sums.items())
+    return sorted(row for row in dated if row.blocks)
 
 
 _SIZES = ("requests", "blocks", "tokens")

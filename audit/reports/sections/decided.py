@@ -19,7 +19,7 @@ import orjson
 from sqlalchemy import and_, case, func, literal, select
 
 from kvcustody.audit.evidence.coverage.custody_units import LifeUnits
-from kvcustody.audit.evidence.query.showback import CrossedReuse, crossed_reuse
+from kvcustody.audit.evidence.query.showback import CrossedReuse, dated_reuse
 from kvcustody.audit.reports.leaf_counts import LeafCounts
 from kvcustody.audit.reports.section import Citation, ReportFacts, ReportReading, Section
 from kvcustody.audit.reports.sections.population import Balance
@@ -71,7 +71,8 @@ def read_decisions(reading: ReportReading) -> Decided:
     tenant = reading.asked.tenant
     bounds = reading.since_us, reading.until_us
     found = _residencies(reading.lives, *bounds, reading.own_log)
-    crossed = crossed_reuse(reading.connection, *bounds, party=tenant, state=reading.state)
+    dated = dated_reuse(reading.connection, *bounds, party=tenant, state=reading.state)
+    crossed = [row.undated for row in dated]
     if tenant is not None:  # a tenant's own report names no other
         crossed = sorted(_without_others(row, tenant) for row in crossed)
     return Decided(_counts(reading), found.rules, _balances(reading.counts, found), tuple(crossed))

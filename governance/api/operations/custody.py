@@ -360,9 +360,9 @@ def crossed(
     since_us = max(0, until_us - DAY_US) if since is None else since
     with desk.reading(mine) as connection:
         counted = dated_reuse(connection, since_us, until_us, party=mine)
-    found = [row for row in counted if owner in (None, row.owner) and reader in (None, row.reader)]
+    rows = [row for row in counted if owner in (None, row.owner) and reader in (None, row.reader)]
     asked = {"tenant": mine, "since": since, "until": until, "owner": owner, "reader": reader}
-    return page(desk, CursorBinding("listCrossedReuse", caller.name, asked), facts(found), cursor, limit)
+    return page(desk, CursorBinding("listCrossedReuse", caller.name, asked), facts(rows), cursor, limit)
 
 
 def gaps(caller: CallerDep, desk: DeskDep, cursor: CursorText = None, limit: Limit = 100) -> dict[str, Any]:

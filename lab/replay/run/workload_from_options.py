@@ -245,11 +245,11 @@ def _remarks(choice: Choice, trace: Trace, size: _Size, wrong: WrongRows) -> tup
     remedy = "Give every row the field `{role}`, or name the field that has it: --column {role}=FIELD."
     if not size.by_tenant:
         seed = f"--tenants {choice.tenants} --seed {choice.seed}"
-        told = f"The file names no tenant: tenants and classifications of its {sessions} were drawn ({seed})."
-        remarks.append(f"{told} {remedy.format(role='tenant')}")
+        missing = f"The file names no tenant: tenants and classifications of its {sessions} were drawn ({seed})."
+        remarks.append(f"{missing} {remedy.format(role='tenant')}")
     elif not size.has_subjects:
-        told = f"The file names no subject: each of its {sessions} counts as one."
-        remarks.append(f"{told} {remedy.format(role='subject')}")
+        missing = f"The file names no subject: each of its {sessions} counts as one."
+        remarks.append(f"{missing} {remedy.format(role='subject')}")
     return (*remarks, *trace.reader.assumptions)
 
 

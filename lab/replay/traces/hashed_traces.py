@@ -26,8 +26,8 @@ from kvcustody.lab.replay.traces.rows import (
     TraceReading,
     TraceSender,
     checked_text,
-    decode_json,
     in_time_order,
+    json_row,
     numbered_lines,
     read_rows,
 )
@@ -77,7 +77,7 @@ class _MooncakeRows:
 
     def row(self, number: int, text: bytes) -> TraceRequest:
         fix, size = self._reader.fix, self._reader.block_tokens
-        row = LineFields(self._path, number, decode_json(self._path, number, text, fix), fix)
+        row = json_row(self._path, number, text, fix)
         tokens = row.integer("input_length", 1, MAX_REQUEST_TOKENS)
         count = -(-tokens // size)
         blocks = row.ids(
@@ -144,7 +144,7 @@ class _BailianRows:
     def row(self, number: int, text: bytes) -> TraceRequest:
         self.line = number
         fix, size = self._reader.fix, self._reader.block_tokens
-        row = LineFields(self._path, number, decode_json(self._path, number, text, fix), fix)
+        row = json_row(self._path, number, text, fix)
         tokens = row.integer("input_length", 1, MAX_REQUEST_TOKENS)
         whole = tokens // size
         why = f"input_length {tokens} / {size}, with or without a partial block"
@@ -203,7 +203,7 @@ class _AgenticRows:
 
     def row(self, number: int, text: bytes) -> TraceRequest | None:
         fix, size = self._reader.fix, self._reader.block_tokens
-        row = LineFields(self._path, number, decode_json(self._path, number, text, fix), fix)
+        row = json_row(self._path, number, text, fix)
         if "session" in row:
             self._header, self._chains, self._turn = None, {}, 0
             stated = row.integer("block_size", 1) if "block_size" in row else size
@@ -300,7 +300,7 @@ class KvCacheTester:
         self, path: Path, senders: SenderFields, numbers: BlockNumbers, how: TraceReading
     ) -> Iterator[TraceRequest]:
         text = b"".join(checked_text(path, number, line) for number, line in numbered_lines(path))
-        row = LineFields(path, 1, decode_json(path, 1, text, self.fix), self.fix)
+        row = json_row(path, 1, text, self.fix)
         if "block_size" in row and row.integer("block_size") != self.block_tokens:
             raise row.error("block_size", row.raw("block_size"), f"expected {self.block_tokens}")
         sender = senders.read(row)

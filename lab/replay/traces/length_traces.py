@@ -47,8 +47,8 @@ class _LengthRows:
                 raise trace_error(self._path, number, missing[0], ",".join(cells), expected=fields, fix=fix)
             return None
         if len(cells) != len(self._header):
-            told = f"expected {len(self._header)} cells, as the header has"
-            raise trace_error(self._path, number, "", text.decode().strip(), expected=told, fix=fix)
+            expected = f"expected {len(self._header)} cells, as the header has"
+            raise trace_error(self._path, number, "", text.decode().strip(), expected=expected, fix=fix)
         row = LineFields(self._path, number, dict(zip(self._header, cells, strict=True)), fix, text=True)
         time, prompt, answer = self._reader.columns
         at_us = self._time_us(row, time)

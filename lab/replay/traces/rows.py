@@ -256,10 +256,10 @@ def checked_text(path: Path, number: int, line: bytes) -> bytes:
     return line
 
 
-def decode_json(path: Path, number: int, text: bytes, fix: str) -> object:
-    """Decode one JSON value."""
+def json_row(path: Path, number: int, text: bytes, fix: str) -> LineFields:
+    """Decode a line that is one JSON object; raises `TraceError` for any other."""
     try:
-        return orjson.loads(text)
+        return LineFields(path, number, orjson.loads(text), fix)
     except orjson.JSONDecodeError as error:
         raise trace_error(
             path, number, "", text.decode()[:80].strip(), expected=f"not JSON ({error.msg})", fix=fix

@@ -162,9 +162,11 @@ class _VllmLines(_LogLines):
         elif (received := _RECEIVED.search(text)) is not None:
             self._request(number, text, received)
         elif (ids := _GENERATED_IDS.search(text)) is not None:
-            self._log.answer(ids["id"], len(orjson.loads(ids["ids"])))
+            row = self._log.fields(number, {})
+            self._log.answer(ids["id"], len(_ids(row, "output_token_ids", ids["ids"])))
         elif (answer := _GENERATED.search(text)) is not None:
-            self._log.answer(answer["id"], text_tokens(ast.literal_eval(answer["text"]).encode(errors="replace")))
+            output = str(_literal(self._log.fields(number, {}), "output", answer["text"]))
+            self._log.answer(answer["id"], text_tokens(output.encode(errors="replace")))
 
     def _request(self, number: int, line: str, received: re.Match[str]) -> None:
         name = received["id"]
@@ -172,9 +174,9 @@ class _VllmLines(_LogLines):
         at_us = self._time_us(row, line[: received.start()])
         details = self._details.pop(name, line[received.end() :])
         ids = _PROMPT_IDS.search(details)
-        tokens: list[int] = orjson.loads(ids["ids"]) if ids is not None and ids["ids"] != "None" else []
+        tokens = [] if ids is None else _ids(row, "prompt_token_ids", ids["ids"])
         text = _PROMPT.match(details)
-        prompt = ast.literal_eval(text["text"]) if text is not None else None
+        prompt = None if text is None else _literal(row, "prompt", text["text"])
         if prompt is None and not tokens:
             raise row.error("prompt", None, "the log has no prompt of this request")
         self._log.add(row, number, name, at_us, prompt, tokens)
@@ -239,8 +241,8 @@ class _SglangLines(_LogLines):
         fields_text = line[received.end() :]
         headers = _HEADERS.search(fields_text)
         name = _RID.search(fields_text)
-        fields = ast.literal_eval(headers[1]) if headers is not None else {}
-        row = self._log.fields(number, {**fields, **({} if name is None else {"rid": name["rid"]})})
+        fields = {} if headers is None else _literal(self._log.fields(number, {}), "headers", headers[1])
+        row = self._log.fields(number, {**_object(fields), **({} if name is None else {"rid": name["rid"]})})
         rid = str(row.raw("rid"))
         if rid.startswith(_HEALTH):
             return
@@ -250,8 +252,8 @@ class _SglangLines(_LogLines):
         for field, match in (("input_ids", ids), ("text", text)):
             if match is not None and match["cut"]:
                 raise row.error(field, match[0], _CUT)
-        tokens: list[int] = orjson.loads(ids["ids"]) if ids is not None and ids["ids"] != "None" else []
-        prompt = None if text is None else ast.literal_eval(text["text"])
+        tokens = [] if ids is None else _ids(row, "input_ids", ids["ids"])
+        prompt = None if text is None else _literal(row, "text", text["text"])
         self._add(row, number, rid, at_us, prompt, tokens)
 
     def _json(self, number: int, line: str) -> None:
@@ -260,15 +262,14 @@ class _SglangLines(_LogLines):
         except orjson.JSONDecodeError as error:
             raise self._log.fields(number, {}).error("", line, f"not JSON ({error.msg})") from None
         event = document.get("event")
-        if event not in {"request.received", "request.finished"}:
+        if event not in ("request.received", "request.finished"):
             return
-        row = self._log.fields(number, {**(document.get("headers") or {}), **document})
+        row = self._log.fields(number, {**_object(document.get("headers")), **document})
         rid = row.raw("rid")
         if not isinstance(rid, str):
             raise row.error("rid", rid, "expected the id of one request")
         if event == "request.finished":
-            out: dict[str, Any] = document.get("out") or {}
-            tokens = (out.get("meta_info") or {}).get("completion_tokens")
+            tokens = _object(_object(document.get("out")).get("meta_info")).get("completion_tokens")
             if type(tokens) is int:
                 self._log.answer(rid, tokens)
             return
@@ -303,6 +304,27 @@ class _SglangLines(_LogLines):
 
 
 _CUT_LENGTH = 2048 + len("...")
+
+
+def _literal(row: LineFields, name: str, text: str) -> Any:
+    """Read a value that Python wrote; raises `TraceError` for what it did not write."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        raise row.error(name, text, "expected a value as Python writes it") from None
+
+
+def _ids(row: LineFields, name: str, text: str) -> list[int]:
+    """Read token ids, or none."""
+    ids = [] if text == "None" else _literal(row, name, text)
+    if not all(type(item) is int and 0 <= item < 1 << 31 for item in ids):
+        raise row.error(name, text, "expected token ids below 2^31")
+    return list(ids)
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    """A JSON object, or an empty one in place of anything else."""
+    return value if isinstance(value, dict) else {}
 
 
 THINK_SECONDS: Final = 25

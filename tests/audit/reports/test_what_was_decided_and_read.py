@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from kvcustody.audit.evidence.query.showback import crossed_reuse
+from kvcustody.audit.evidence.query.showback import dated_reuse
 from kvcustody.audit.kinds import HitCounted, HitCounters, ReceiptRecorded
 from kvcustody.audit.leaf.batch import read_leaves
 from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
@@ -171,7 +171,7 @@ def test_how_much_one_tenant_reused_of_another_has_one_answer(reporting: Reporti
     )
     with reporting.store.connect() as connection:
         by_leaves = connection.exec_driver_sql(leaf_query).fetchall()
-        told = crossed_reuse(connection, *(OFFSET_US + at for at in asked))
+        told = [row.undated for row in dated_reuse(connection, *(OFFSET_US + at for at in asked))]
     assert [(row.reader, row.owner, row.rule, row.blocks) for row in whole] == [*map(tuple, by_leaves)]
     assert tuple(told) == whole
     assert reporting.report(START + 6, START + 1_000)["decided"].crossed == whole[1:], "and of another period less"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
+import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +168,37 @@ def test_no_reader_takes_another_kind_for_its_own(written: tuple[Path, str]) -> 
     path, name = written
     others = [reader for other, reader in READERS.items() if other != name]
     assert not any(reader.recognises(read_head(path)) for reader in others)
+
+
+ODD = (
+    "null",
+    "[]",
+    "{}",
+    '"x"',
+    "-1",
+    "1e99",
+    "true",
+    "[[1]]",
+    "\\x",
+    "\\N{x}",
+    "[1,,2]",
+    "\0",
+    "9" * 400,
+    "{'a': [1]}",
+)
+VALUE = re.compile(r'"[^"]*"|\'[^\']*\'|-?\d+(?:\.\d+)?|\[[^\[\]]*\]|\{[^{}]*\}|None')
+
+
+@pytest.mark.parametrize("written", FILES, indirect=True)
+def test_an_odd_value_is_read_or_refused(written: tuple[Path, str]) -> None:
+    """Any value of any line may be anything: what is not read is a `TraceError`."""
+    path, name = written
+    text, chance = path.read_text(), random.Random(1)
+    for _ in range(150):
+        first, end = chance.choice([match.span() for match in VALUE.finditer(text)])
+        path.write_text(text[:first] + chance.choice(ODD) + text[end:])
+        with suppress(TraceError):
+            list(open_trace(path, name))
 
 
 def read(path: Path, text: str, **how: Any) -> list[TraceRequest]:

@@ -37,10 +37,12 @@ from kvcustody.audit.kinds import (
     Event,
     HitCounters,
     OrphanFound,
+    ReceiptRecorded,
     ResidencyOpened,
     RetentionPurged,
     WorkerStarted,
 )
+from kvcustody.audit.kinds.block_runs import Run
 from kvcustody.audit.leaf.change_items import plain_bodies
 from kvcustody.audit.project import EVENTS
 from kvcustody.audit.store.database.bulk_insert import Inserts
@@ -67,6 +69,7 @@ from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.write import committer
 from kvcustody.audit.write.append_leaves import write_deltas
 from kvcustody.audit.write.fold import add_to_sums, fold, fold_some
+from kvcustody.clock import VirtualClock
 from kvcustody.times import HOUR_US
 from standins import builders
 
@@ -503,6 +506,43 @@ def test_evidence_after_the_verdict_begins_everything_anew(
         with pytest.raises(AssertionError):
             assert_judged(store)
     else:
+        assert_judged(store)
+
+
+class _Impatient(HourlyJudge):
+    """The control: it waits no longer after a late leaf."""
+
+    _wait_us = property(lambda _: judge_hours._WAIT_US, lambda *_: None)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kind", [HourlyJudge, _Impatient])
+def test_evidence_of_days_later_is_met_in_the_end(
+    store: Engine, make_writer: Any, monkeypatch: pytest.MonkeyPatch, kind: type[HourlyJudge]
+) -> None:
+    """A receipt that comes three days late, beyond a step's end: each longer wait begins anew once, and then none."""
+    monkeypatch.setattr(judge_hours, "STEP_LEAVES", 1)
+    clock = VirtualClock(1, 1_800_000_000_000_000)
+    writer, judging = make_writer(store, clock=clock), kind(store, store)
+    run = (Run(np.arange(4), 1),)
+    opened = ResidencyOpened(1, 1, "acme", None, None, True, "internal", (), (), ("own",), 1, 10**9, run)
+    ended = CustodyEnded(20, "acme", "internal", run, "expired", 10, 20, 5, 1_000_000, 10**9)
+
+    two, three = (1 + days * 24 * HOUR_US for days in (2, 3))
+    receipt = ReceiptRecorded(three, 1, 0, "acme", "memset", "cpu", 4, 30, 40, "full", 1.0, 4, "ok", run)
+    history = [
+        (0, WorkerStarted(1, "w", 64, 1, 4096, "cpu", "test"), opened, ended),
+        (2, DecisionRecorded(two, "attach", "deny", "acme", "acme", "internal", (), 1, "")),
+        (1, receipt),
+    ]
+    for days, *recorded in history:
+        clock.advance(days * 24 * HOUR_US)
+        writer.submit(recorded)
+        assert writer.flush() and writer.seal()
+    passes = 0
+    while passes < 30 and (judging.judge(now_us=clock.utc_us()) is None or judging.behind):
+        passes += 1
+    assert judging.behind is (kind is _Impatient)
+    if kind is HourlyJudge:
         assert_judged(store)
 
 

@@ -9,7 +9,8 @@ import orjson
 from sqlalchemy import Engine, delete, select
 
 from kvcustody.audit.evidence.counters.read_figures import denials_by_rule, tenant_totals
-from kvcustody.audit.evidence.coverage.summary import coverage, coverage_by_period
+from kvcustody.audit.evidence.coverage.custody_units import CustodySelection, last_event_us, read_units
+from kvcustody.audit.evidence.coverage.summary import coverage, periods_of
 from kvcustody.audit.evidence.processes import sequence_gaps
 from kvcustody.audit.evidence.query import custody as queries
 from kvcustody.audit.evidence.subjects.subject_table import names_of
@@ -80,7 +81,8 @@ def test_totals_and_history_of_a_world(any_store: Engine, make_writer: Any, worl
 
         whole = coverage(connection).total
         start, end = writer.offset_us, writer.offset_us + played.now + 1
-        periods = coverage_by_period(connection, start, end, 5_000_000)
+        lives = list(read_units(connection, CustodySelection(start, end), now_us=last_event_us(connection)))
+        periods = periods_of(lives, start, end, 5_000_000)
         assert sum(row.due for _, row in periods) == whole.due - whole.overdue
         assert sum(row.in_time for _, row in periods) == whole.in_time
 
