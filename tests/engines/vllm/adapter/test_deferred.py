@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from vllm.v1.request import RequestStatus
@@ -15,9 +14,9 @@ from standins.engines.vllm.scheduler_rig import Rig, prompt
 
 
 @pytest.fixture
-def rig(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rig]:
+def rig(rig: Callable[..., Rig]) -> Callable[..., Rig]:
     """Makes rigs of an engine that attends to governance while its workers compute."""
-    return lambda **named: Rig(model, monkeypatch, defers=True, **named)
+    return lambda **named: rig(defers=True, **named)
 
 
 def churn(one: Rig) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -11,12 +10,6 @@ from standins.engines.vllm.eviction_kinds import KINDS, LOSES_HOT
 from standins.engines.vllm.scheduler_rig import Rig, prompt
 
 HOT_TOKENS = 128
-
-
-@pytest.fixture
-def rig(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rig]:
-    """Makes rigs."""
-    return lambda **named: Rig(model, monkeypatch, **named)
 
 
 def hot_after_scan(engine: Rig, tokens: int = 300) -> int:

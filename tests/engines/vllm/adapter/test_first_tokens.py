@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -14,12 +13,6 @@ from standins.engines.vllm.scheduler_rig import BLOCK_TOKENS, Rig, prompt
 
 STEP_US = 100_000
 NOT_WAITED = 1e12  # an arrival that has yet to come: the wall clock adds nothing to the virtual one
-
-
-@pytest.fixture
-def rig(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rig]:
-    """Makes rigs."""
-    return lambda **named: Rig(model, monkeypatch, **named)
 
 
 def first_tokens(one: Rig) -> tuple[Histogram, Histogram]:

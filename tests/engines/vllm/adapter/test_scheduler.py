@@ -18,12 +18,6 @@ from kvcustody.integrations.vllm.scheduler.governed_request import governed_requ
 from standins.engines.vllm.scheduler_rig import BLOCK_TOKENS, Rig, prompt
 
 
-@pytest.fixture
-def rig(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rig]:
-    """Makes rigs."""
-    return lambda **named: Rig(model, monkeypatch, **named)
-
-
 def test_own_prefix_hits_and_a_foreign_one_misses(rig: Callable[..., Rig]) -> None:
     engine = rig()
     ids = prompt(100)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +13,6 @@ from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
 from kvcustody.integrations.vllm.scheduler.scheduler_side import SchedulerSide
 from standins.engines.vllm.scheduler_rig import Rig, prompt
-
-
-@pytest.fixture
-def rig(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rig]:
-    return lambda **named: Rig(model, monkeypatch, **named)
 
 
 def hints() -> Any:

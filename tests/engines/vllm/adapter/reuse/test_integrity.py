@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,9 +24,9 @@ PACES = [
 
 
 @pytest.fixture
-def rig(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rig]:
+def rig(rig: Callable[..., Rig]) -> Callable[..., Rig]:
     """Makes rigs whose policy compares everything."""
-    return lambda **named: Rig(model, monkeypatch, **({"verify": "all"} | named))
+    return lambda **named: rig(**({"verify": "all"} | named))
 
 
 def block_at(engine: Rig, place: int, ids: Sequence[int] = PROMPT) -> int:

@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-
-import pytest
 
 from standins.engines.vllm.scheduler_rig import Rig, prompt
-
-
-@pytest.fixture
-def rig(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rig]:
-    """Makes rigs."""
-    return lambda **named: Rig(model, monkeypatch, **named)
 
 
 def test_a_second_request_under_an_id_is_dropped_and_the_first_goes_on(rig: Callable[..., Rig]) -> None:
