@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["*test_*.py"]
 if TYPE_CHECKING:
     from standins.engines.vllm.deployment import Deployment
     from standins.engines.vllm.local_engine import LocalEngine
+    from standins.engines.vllm.scheduler_rig import Rig
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +64,22 @@ def new_deployment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., De
 def engines(model: Path, site: list[str]) -> Iterator[Callable[..., LocalEngine]]:
     """Starts engines that live as long as the run."""
     yield from _engines(model, site)
+
+
+@pytest.fixture
+def rig(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rig]]:
+    """Makes rigs, whose timers end with the test."""
+    from standins.engines.vllm.scheduler_rig import Rig
+
+    with ExitStack() as stack:
+
+        def make(**named: object) -> Rig:
+            rig = Rig(model, monkeypatch, **named)
+            if rig.worker is not None:
+                stack.callback(rig.side.timer.close)
+            return rig
+
+        yield make
 
 
 @pytest.fixture
