@@ -161,7 +161,7 @@ def _written_one_way(param: Any) -> Callable[[Any, Any], Any]:
     def processing(ctx: Any, value: Any) -> Any:
         for each in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(each, str) and WHOLE_NUMBER.fullmatch(each) is None:
-                raise UsageError(f"`{param.name}`: {each[:24]!r} is no whole number in decimal digits", ctx=ctx)
+                raise UsageError(f"`{param.name}`: {each[:24]!r} is not a whole number in decimal digits", ctx=ctx)
         return process(ctx, value)
 
     return processing
@@ -210,7 +210,7 @@ class CustodyGroup(typer.core.TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse U+0000 in an argument: no database stores it."""
         if any("\0" in text for text in args):
-            raise UsageError("an argument has the character U+0000", ctx=ctx)
+            raise UsageError("an argument contains the character U+0000", ctx=ctx)
         ctx.meta.setdefault(_TYPED, list(args))
         for param in self.params:
             _take_texts(param)

@@ -75,7 +75,7 @@ def close(
     spill_lost: Annotated[bool, typer.Option("--spill-lost", help="The process's spill is lost.")] = False,
     actor: Annotated[str, typer.Option(help="Who does it, for the record.")],
     approver: Annotated[str, typer.Option(help="Who approved it; another person.")],
-    reason: Annotated[str, typer.Option(help="Why, for the record.")],
+    reason: Annotated[str, typer.Option(help="Reason, for the record.")],
     ledger: Ledger = DEFAULT,
     as_json: Json = False,
 ) -> None:

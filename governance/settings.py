@@ -92,7 +92,7 @@ class Settings(LayeredSettings):
     worker_name: str = Field("worker-0", description="Name of this worker in the ledger; one per running process.")
     profile: Literal["shared", "strict", "dedicated"] = Field(
         "shared",
-        description="Isolation that the deployment promises; a policy with another profile is refused.",
+        description="Isolation profile that this deployment promises. A policy with another profile is refused.",
     )
     policy_path: Path = Field(
         Path("policies/library/regulated-saas.yaml"),
@@ -100,8 +100,8 @@ class Settings(LayeredSettings):
     )
     policy_trust: str = Field(
         "",
-        description="The trust configuration (docs/how-to/policy/release-a-policy.md): with it nothing unsigned is "
-        "started with, and `policy_path` names a signed bundle. Empty: `policy_path` is a plain document.",
+        description="The trust configuration (docs/how-to/policy/release-a-policy.md). With it, `policy_path` must "
+        "name a signed bundle. Empty: `policy_path` is a plain document.",
     )
     policy_release: str = Field(
         "",
@@ -110,46 +110,55 @@ class Settings(LayeredSettings):
     )
     order_key_path: Path | None = Field(
         None,
-        description="The key that signs this process's orders, or `plugin:NAME`: `policy_trust` names it with the role "
-        "`orders` (docs/how-to/operate/sign-orders.md). Empty: under `policy_trust` this process writes no order "
-        "(KVC615).",
+        description="The key that signs this process's orders, or `plugin:NAME`. `policy_trust` must list it with "
+        "the role `orders` (docs/how-to/operate/sign-orders.md). Empty: with `policy_trust` set, this "
+        "process writes no orders (KVC615).",
     )
     monitoring: Literal["refused", "allowed"] = Field(
         "refused",
-        description="Whether this worker follows orders to enforce the policy for some only, and to monitor the others "
-        "(docs/how-to/operate/adopt.md); refused in the strict profile.",
+        description="Whether this worker follows orders to enforce the policy for some requests only and to monitor "
+        "the others (docs/how-to/operate/adopt.md). Refused in the strict profile.",
     )
     policy_lease_seconds: int = Field(
         60,
         ge=1,
         le=86_400,
-        description="Seconds without word from `policy_release` after which nothing but the own scope is reused.",
+        description="Seconds without contact to `policy_release` after which requests reuse only their own scope.",
     )
     custody_lease_seconds: int = Field(
         0,
         ge=0,
         le=86_400,
-        description="Seconds without word of erasures from the control plane after which nothing is reused at all; "
-        "each worker and door adds or takes up to a fifth. 0: `erasure.within` of the policy at the start, at least "
-        "300; a door has no policy.",
+        description="Seconds without erasure news from the control plane after which nothing is reused. Each worker "
+        "and door varies it by up to a fifth. 0: `erasure.within` of the policy at the start, at least "
+        "300. A door has no policy.",
     )
     policy_mark_path: Path = Field(
         Path("kvcustody-policy.mark"),
-        description="How far this worker has followed its policy, so that nothing older is taken after a restart.",
+        description=(
+            "File with the newest policy revision that this worker has run, so that it accepts "
+            "nothing older after a restart."
+        ),
     )
     clock_path: Path = Field(
         Path("kvcustody-clock.json"),
-        description="How far time has come on this machine, so that no step of its clock and no restart revives what "
-        "has ended; shared by the processes of a machine. A relative path begins at the keyring's folder.",
+        description="File with the latest time seen on this machine, so that neither a clock step nor a restart "
+        "revives what has ended. The machine's processes share it. A relative path starts at the "
+        "keyring's folder.",
     )
     clock_jump_seconds_max: int = Field(
         3600,
         ge=1,
         le=86_400,
-        description="How far the wall clock may step ahead of the boot clock, in all of one boot, before no grant is "
-        "opened anew until `kvcustody clock confirm`.",
+        description="Seconds that the wall clock may run ahead of the boot clock since boot. Beyond that no grant "
+        "is opened until `kvcustody clock confirm`.",
     )
-    clock_away_days_max: int = Field(30, ge=1, le=3650, description="The same for the time that this machine was off.")
+    clock_away_days_max: int = Field(
+        30,
+        ge=1,
+        le=3650,
+        description="Seconds that the clock may advance while the machine is off, before the same applies.",
+    )
     database_url: str = Field(
         "sqlite:///kvcustody.db",
         repr=False,
@@ -158,75 +167,79 @@ class Settings(LayeredSettings):
     )
     control_plane: str = Field(
         "",
-        description="The control plane that keeps the ledger and hands out erasures: `https://HOST:PORT`, "
+        description="The control plane that keeps the ledger and distributes erasures: `https://HOST:PORT`, "
         "`http://127.0.0.1:PORT` or `unix:PATH`. Empty: the ledger is `database_url` "
         "(docs/how-to/operate/connect-workers.md).",
     )
     control_plane_key_path: Path | None = Field(
         None,
-        description="File of this worker's API key, mode 0600; its principal's name is `worker_name`. Needed with "
-        "`control_plane`.",
+        description="File of this worker's API key, mode 0600. The key's principal must be named `worker_name`. "
+        "Required with `control_plane`.",
     )
     control_plane_ca_path: Path | None = Field(
         None,
-        description="PEM of the authorities that may have signed the control plane's certificate; without it, the "
-        "system's.",
+        description="PEM file of the authorities that may sign the control plane's certificate; default: the system's.",
     )
     control_plane_certificate_path: Path | None = Field(
         None,
-        description="PEM of this worker's client certificate, for a control plane that demands one beside the key.",
+        description=(
+            "PEM file of this worker's client certificate, for a control plane that requires one "
+            "in addition to the key."
+        ),
     )
     control_plane_certificate_key_path: Path | None = Field(
-        None, description="PEM of the client certificate's key, mode 0600."
+        None, description="PEM file of the client certificate's key, mode 0600."
     )
     subject_keys_url: str | None = Field(
         None,
         repr=False,
-        description="The store of subject keys, apart from the ledger (an SQLite file or a PostgreSQL server, as a "
-        "URL): destroying a key unlinks a subject in every backup of the ledger too. Without it one is made beside a "
-        "SQLite ledger (`NAME-subjects.db`, 0600); a ledger on a server needs it.",
+        description="URL of the store of subject keys, separate from the ledger (an SQLite file or a PostgreSQL "
+        "server). Destroying a key unlinks a subject in every backup of the ledger too. Default for a "
+        "SQLite ledger: `NAME-subjects.db` next to it, mode 0600. Required for a ledger on a server.",
     )
     subject_names: Literal["sealed", "clear"] = Field(
         "sealed",
-        description="`sealed`: the ledger names no subject. `clear`: without a store of subject keys names stand in "
-        "the ledger and in every backup of it.",
+        description="`sealed`: the ledger holds no subject names. `clear`: without a store of subject keys, the "
+        "ledger and all its backups hold names.",
     )
     witnesses_path: Path | None = Field(
         None,
-        description="File of witnesses to which checkpoints are taken: a line `URL VKEY` for each. Without one, split "
-        "views and cut tails of the ledger are undetected.",
+        description="File of witnesses that receive checkpoints, one line `URL VKEY` each. Without witnesses, split "
+        "views and truncated tails of the ledger stay undetected.",
     )
     spill_path: Path = Field(
         Path("kvcustody.spill"),
-        description="Folder for events that cannot reach the ledger for a while; must be on a local disk.",
+        description="Folder for events that cannot reach the ledger at the moment. It must be on a local disk.",
     )
     spill_bytes_max: ByteSize = Field(
         ByteSize(2 << 30),
-        description="Size at which the spill is full and admission stops; in strict and dedicated half of "
-        "it is divided among tenants. It is compressed: a day and more at 50 requests a second.",
+        description="Size at which the spill is full and admission stops. In the strict and dedicated profiles half "
+        "of it is divided among tenants. It is compressed and lasts more than a day at 50 requests a "
+        "second.",
     )
     kept_bytes_max: ByteSize = Field(
         ByteSize(1 << 30),
-        description="What a worker keeps of batches that its control plane has acknowledged and no signed checkpoint "
-        "covers yet, in `spill_path`; beyond it the oldest go. Normally it is some seconds of batches.",
+        description="Bytes of acknowledged batches that a worker keeps in `spill_path` until a signed checkpoint "
+        "covers them. Beyond it the oldest are deleted. Normally it is some seconds of batches.",
     )
     ledger_keys_path: Path | None = Field(
         None,
-        description="File of the ledger's public keys, a line for each as `kvcustody audit keys` shows them: only "
-        "checkpoints that one of them signed count as covering what a worker keeps. Without it any does.",
+        description="File of the ledger's public keys, one a line as `kvcustody audit keys` prints them. Only "
+        "checkpoints signed by one of them release what a worker keeps. Default: any signed checkpoint "
+        "does.",
     )
     replay_share: float = Field(
         0.5,
         gt=0.0,
         le=1.0,
-        description="The most of the time that the hand-in of a spill takes from live batches, which go first.",
+        description="Largest share of time for sending the spill. Live batches go first.",
     )
     ledger_batch_ms: int = Field(
         250,
         ge=1,
         le=10_000,
-        description="Milliseconds that events wait for others, to be committed with them. What must be on record "
-        "before it happens never waits.",
+        description="Milliseconds that events wait to be committed together. An event that must be on record before "
+        "its action never waits.",
     )
     root_key_source: str = Field(
         "generated",
@@ -252,207 +265,224 @@ class Settings(LayeredSettings):
     )
     signing_key_path: Path = Field(
         Path("kvcustody-signing.key"),
-        description="The key that signs the ledger's checkpoints, and nothing else: mode 0600, made at first start "
-        "where the ledger has none; a relative path begins at the keyring's folder.",
+        description="The key that signs the ledger's checkpoints and nothing else, mode 0600. It is created at "
+        "first start if the ledger has none. A relative path starts at the keyring's folder.",
     )
     signing_key_kind: SigningKind = Field(
         "ed25519",
-        description="What kind of key is made for a ledger that has none: `ed25519`, or `ml-dsa-44` (post-quantum, "
-        "where `cryptography` offers it). An existing key is handed over by `kvcustody audit rotate-key --kind`.",
+        description="Type of key to create for a ledger that has none: `ed25519`, or `ml-dsa-44` (post-quantum, "
+        "where `cryptography` offers it). Change an existing key with `kvcustody audit rotate-key "
+        "--kind`.",
     )
     ledger_origin: str = Field(
         DEFAULT_ORIGIN,
-        description="Name of the ledger in its checkpoints (C2SP origin), as `example.com/kvcustody`; it stays with "
-        "the key. A key that is made under the default has the ledger's identity behind it: no two are named alike.",
+        description="Name of the ledger in its checkpoints (C2SP origin), for example `example.com/kvcustody`. It "
+        "is fixed once the key exists. The default adds the ledger's identity, so that every name is "
+        "unique.",
     )
     checkpoint_seconds: float = Field(
         1.0,
         gt=0.0,
         le=3600.0,
-        description="Seconds between signatures of checkpoints; commits never wait for one.",
+        description="Seconds between signed checkpoints. Commits never wait for one.",
     )
     root_interval_seconds: float = Field(
         INTERVAL_SECONDS,
         gt=0.0,
         le=3600.0,
-        description="Seconds within which what is committed is sealed under a checkpoint, by any process that has the "
-        "ledger; sooner where somebody waits for a proof. What nobody has sealed for three times as long is overdue.",
+        description="Seconds within which a process seals committed leaves under a checkpoint, or sooner if a proof "
+        "is requested. Leaves unsealed for three times as long are overdue.",
     )
     scope_token_key_path: Path = Field(
         Path("kvcustody-scope.key"),
-        description="The secret under scope tokens, shared by API server and engine: 32 bytes, mode 0600, made at "
-        "first start; never the root key's file.",
+        description="The secret for scope tokens, shared by API server and engine: 32 bytes, mode 0600, created at "
+        "first start. It must not be the root key's file.",
     )
     scope_token_seconds: int = Field(
         60,
         ge=1,
         le=3600,
-        description="Seconds that a scope token may take from the API server to the engine.",
+        description="Seconds that a scope token stays valid on its way from the API server to the engine.",
     )
     scope_tokens_remembered_max: int = Field(
         131_072,
         ge=4,
-        description="Most live scope tokens that an engine remembers as spent; a quarter for one tenant. Beyond it "
-        "requests reuse nothing.",
+        description="Maximum number of valid scope tokens that an engine remembers as spent, a quarter of them for "
+        "one tenant. Beyond it requests reuse nothing.",
     )
     placement_group: str = Field(
         "default",
         pattern=f"^{NAME_PATTERN}$",
-        description="The placement group that this worker is in; it refuses what its policy's `placement` lets other "
-        "groups alone serve (docs/how-to/fleet/run-a-door.md). `doors` of its identity document say the same.",
+        description="Placement group of this worker. It refuses requests that the policy's `placement` reserves for "
+        "other groups (docs/how-to/fleet/run-a-door.md). `doors` of its identity document must name the "
+        "same group.",
     )
     handover_address: str = Field(
         "",
-        description="`HOST:PORT` at which this worker gives what it prefilled to the workers of `handover_peers_path`; "
-        "each further shard takes the next port. Empty: it gives nothing (docs/how-to/storage/hand-over.md).",
+        description="`HOST:PORT` at which the workers of `handover_peers_path` fetch what this worker prefilled. "
+        "Each further shard uses the next port. Empty: no hand-overs (docs/how-to/storage/hand-over.md).",
     )
     handover_peers_path: Path | None = Field(
         None,
-        description="The workers that hand over to each other: names, addresses, public keys. Empty: none.",
+        description=(
+            "File of the workers that hand over to each other, with names, addresses and public keys. Empty: none."
+        ),
     )
     handover_key_path: Path = Field(
         Path("kvcustody-handover.key"),
-        description="This worker's own key for hand-overs, made at first start; its folder is the keyring's.",
+        description="This worker's key for hand-overs, created at first start in the keyring's folder.",
     )
     handover_certificate_path: Path | None = Field(
         None,
-        description="PEM of this worker's certificate for hand-overs, which are made over TLS then; empty: names, "
-        "sizes and tickets go in clear.",
+        description="PEM file of this worker's certificate for hand-overs over TLS. Empty: names, sizes and tickets "
+        "are sent unencrypted.",
     )
-    handover_certificate_key_path: Path | None = Field(None, description="PEM of that certificate's key, mode 0600.")
+    handover_certificate_key_path: Path | None = Field(
+        None, description="PEM file of that certificate's key, mode 0600."
+    )
     handover_ca_path: Path | None = Field(
-        None, description="PEM of the authority that signed every such worker's certificate."
+        None, description="PEM file of the authority that signed the certificates of all these workers."
     )
-    handover_lease_seconds: int = Field(30, ge=1, le=600, description="How long what is handed over may be fetched.")
+    handover_lease_seconds: int = Field(30, ge=1, le=600, description="How long an offered hand-over can be fetched.")
     windowed_token_seconds: int = Field(
         0,
         ge=0,
         le=86_400,
-        description="Whether requests may come by a front end that passes by the door, and how long their salt stays "
-        "the same (docs/how-to/fleet/run-a-door.md), 60 or more; equal at doors and workers, 0: they may not.",
+        description="Seconds that the salt of requests through a front end without a door stays the same, at least "
+        "60 (docs/how-to/fleet/run-a-door.md). Doors and workers need the same value. 0: such requests "
+        "are refused.",
     )
     namespace_days: int = Field(
         30,
         ge=0,
         le=3650,
-        description="Days after which routers know a requester by another name, where no control plane says how many; "
-        "equal at doors and workers, 0: never.",
+        description="Days after which a requester's name for routers changes, if no control plane sets it. Doors "
+        "and workers need the same value. 0: never.",
     )
     request_bytes_max: ByteSize = Field(
-        ByteSize(32 << 20), description="Largest request body that the middleware reads; larger ones get 413."
+        ByteSize(32 << 20), description="Largest request body that the middleware reads. Larger ones get 413."
     )
-    block_tokens: int = Field(16, ge=1, le=1024, description="Tokens in a block.")
+    block_tokens: int = Field(16, ge=1, le=1024, description="Tokens per block.")
     clean_reserve_share: Share = Field(
         0.02,
-        description="Share of the pool that background scrubbing keeps clean, ahead of demand.",
+        description="Share of the pool that background scrubbing keeps clean in advance.",
     )
-    scrub_batch_blocks: int = Field(4096, ge=1, description="Most blocks overwritten in one kernel launch.")
+    scrub_batch_blocks: int = Field(
+        4096, ge=1, description="Maximum number of blocks overwritten in one kernel launch."
+    )
     scrub_tuning_path: Path = Field(
         Path("kvcustody-scrub-tuning.json"),
-        description="Where the fastest way to scrub on each device is kept, once measured; not used without a GPU.",
+        description="File with the fastest measured way to scrub on each device. Not used without a GPU.",
     )
     eviction_policy: str = Field(
         "policy",
         pattern=r"^(policy|plugin:.+)$",
-        description="What orders the victims of a pool, ours or an engine's: the policy document's `eviction` "
-        "(`policy`), or an extension: `plugin:NAME`.",
+        description="What decides the order of eviction: the policy document's `eviction` (`policy`), or an "
+        "extension (`plugin:NAME`).",
     )
     tiers: str = Field(
         "",
         description="Extensions that keep copies of blocks off the device, separated by commas: `plugin:NAME`. "
-        "Erasures and scans reach each of them.",
+        "Erasures and scans include each of them.",
     )
     host_tier_bytes: ByteSize = Field(
         ByteSize(0),
-        description="Host memory that sealed copies of evicted blocks may take, as `8GiB`; 0: no such tier "
+        description="Host memory for sealed copies of evicted blocks, for example `8GiB`. 0: no host tier "
         "(docs/concepts/tiers.md).",
     )
     nvme_tier_path: Path | None = Field(
         None,
-        description="Folder of this worker's own, on a local disk, for sealed copies of evicted blocks; empty: no such "
-        "tier. Copies in it are found again after a restart.",
+        description="Folder on a local disk for sealed copies of evicted blocks, used by this worker only. Its "
+        "copies are found again after a restart. Empty: no NVMe tier.",
     )
     nvme_tier_bytes: ByteSize = Field(
-        ByteSize(0), description="Bytes that the folder `nvme_tier_path` may hold, as `200GiB`."
+        ByteSize(0), description="Capacity of the folder `nvme_tier_path`, for example `200GiB`."
     )
     remote_tier_url: str = Field(
         "",
-        description="Store beyond the machine for sealed copies: `s3://BUCKET/PREFIX`, "
-        "`valkeys://HOST:PORT/DATABASE/PREFIX` or `mooncake://MASTER:PORT/PREFIX`; empty: no such tier "
-        "(docs/how-to/storage/remote-store.md). Workers that name the same share it.",
+        description="Remote store for sealed copies: `s3://BUCKET/PREFIX`, `valkeys://HOST:PORT/DATABASE/PREFIX` or "
+        "`mooncake://MASTER:PORT/PREFIX`. Workers with the same address share it. Empty: no remote tier "
+        "(docs/how-to/storage/remote-store.md).",
     )
     remote_tier_bytes: ByteSize = Field(
-        ByteSize(0), description="Bytes of this worker's own that may be in the remote store, as `2TiB`."
+        ByteSize(0), description="Capacity of this worker's share of the remote store, for example `2TiB`."
     )
     remote_tier_endpoint: str | None = Field(
         None,
-        description="Address of a store that speaks S3, as `https://s3.example`; empty: AWS. Without TLS to loopback "
-        "alone. For Mooncake the HTTP address of its master.",
+        description="Address of an S3-compatible store, for example `https://s3.example`; empty: AWS. Plain HTTP is "
+        "allowed for loopback only. For Mooncake: the HTTP address of its master.",
     )
     remote_tier_region: str = Field(
         "us-east-1",
         pattern=r"^[a-z0-9-]{1,64}$",
-        description="Region that requests to an S3 store are signed for.",
+        description="Region in the signatures of S3 requests.",
     )
     remote_tier_secret_path: Path | None = Field(
         None,
-        description="File of mode 0600: for S3 a key's id and its secret on one line, for Valkey the password. Empty: "
-        "what the environment says (S3), or no password.",
+        description="File with the credentials, mode 0600: for S3 a key's id and secret on one line, for Valkey the "
+        "password. Empty: the environment's credentials (S3), or no password.",
     )
     remote_tier_labels: str = Field(
         "",
         pattern=r"^[^\s=,]+=[^\s=,]+(, *[^\s=,]+=[^\s=,]+)*$|^$",
-        description="Labels that the remote store has, as `region=eu, purpose=chat, purpose=files`: only domains whose "
-        "labels agree go there, as the policy's `match` says.",
+        description="Labels of the remote store, for example `region=eu, purpose=chat, purpose=files`. Only domains "
+        "with matching labels are stored there, as the policy's `match` demands.",
     )
     remote_tier_heir_of: str = Field(
         "",
-        description="Names of workers that died and do not come back, separated by commas: this one takes over what "
-        "they left in the remote store, as the policy's `on_worker_death` says (docs/how-to/storage/remote-store.md).",
+        description="Names of workers that died for good, separated by commas. This worker takes over their copies "
+        "in the remote store, as the policy's `on_worker_death` says "
+        "(docs/how-to/storage/remote-store.md).",
     )
     remote_tier_timeout_ms: int = Field(
         1_000,
         ge=1,
         le=60_000,
-        description="Milliseconds that the remote store may take for one object; then it is a miss.",
+        description="Timeout for one object of the remote store, in milliseconds. A timeout is a miss.",
     )
     remote_tier_in_flight: int = Field(
-        8, ge=1, le=64, description="Objects that are on their way to or from the remote store at a time."
+        8, ge=1, le=64, description="Maximum number of concurrent transfers to and from the remote store."
     )
     shred_keys_path: Path = Field(
         Path("kvcustody-shred.keys"),
-        description="The file of shred keys, whose destruction ends copies in tiers; mode 0600, apart from every tier.",
+        description=(
+            "File of shred keys, mode 0600, outside every tier. Destroying a shred key ends the copies sealed under it."
+        ),
     )
     tier_object_blocks: int = Field(
-        16, ge=1, le=1024, description="Most blocks that are sealed into one object of a tier."
+        16, ge=1, le=1024, description="Maximum number of blocks sealed into one object of a tier."
     )
     tier_staging_buffers: int = Field(
         2,
         ge=1,
         le=64,
-        description="Buffers of one object each, locked in memory, through which plaintext passes to and from tiers.",
+        description=(
+            "Number of memory-locked buffers, one object each, through which plaintext passes to and from tiers."
+        ),
     )
     tier_timeout_ms: int = Field(
         250,
         ge=1,
         le=60_000,
-        description="Milliseconds that a tier on a disk may take for one object; then it is a miss.",
+        description="Timeout for one object of a disk tier, in milliseconds. A timeout is a miss.",
     )
     scope_salts_path: Path | None = Field(
         None,
-        description="The file in which governed engines tell a cache layer on the same machine whose each salt is "
-        "(docs/reference/engines/lmcache.md); mode 0600. Empty: it cannot tell.",
+        description="File through which governed engines tell a cache layer on the same machine who owns each salt, "
+        "mode 0600 (docs/reference/engines/lmcache.md). Empty: they tell it nothing.",
     )
     tier_transfers: Literal["measured", "always"] = Field(
         "measured",
-        description="Whether copies move: where that is expected to be faster than computing (`measured`), or wherever "
+        description="When to move copies: if it is expected to be faster than computing (`measured`), or whenever "
         "policy permits (`always`).",
     )
     sweep_batch_residencies: int = Field(
         128,
         ge=1,
         le=1_000_000,
-        description="Most residencies lapsed in one step; 128 stay under a millisecond on one core.",
+        description=(
+            "Maximum number of residencies that expire in one step. 128 take less than a millisecond on one core."
+        ),
     )
     fence_bound_ms: int = Field(
         5000,
@@ -462,7 +492,7 @@ class Settings(LayeredSettings):
     residencies_per_tenant_max: int = Field(
         100_000,
         ge=1,
-        description="Most residencies that one tenant may have; beyond it the oldest lapses.",
+        description="Maximum number of residencies of one tenant. Beyond it the oldest expires.",
     )
     scan_online: bool = Field(
         True,
@@ -472,44 +502,50 @@ class Settings(LayeredSettings):
     erasure_poll_ms: int = Field(
         250,
         ge=10,
-        description="Milliseconds between looks into the ledger for erasures that others requested.",
+        description="Milliseconds between checks of the ledger for erasures that others requested.",
     )
     vllm_connectors_allowed: str = Field(
         "",
-        description="vLLM KV connectors that may run beside ours, separated by commas, each with the record of its "
-        "passed conformance run and that record's digest: `NAME=RECORD#DIGEST`.",
+        description="vLLM KV connectors that may run next to kvcustody's, separated by commas: "
+        "`NAME=RECORD#DIGEST`, with the record of a passed conformance run and its digest.",
     )
     kv_events_endpoint: str = Field(
         "",
-        description="Where KV events are published, as `tcp://127.0.0.1:5557`; empty: they are not.",
+        description=(
+            "Address that publishes KV events, for example `tcp://127.0.0.1:5557`. Empty: they are not published."
+        ),
     )
     kv_events_replay_endpoint: str = Field(
-        "", description="Where missed KV events are asked for, as `tcp://127.0.0.1:5558`; empty: nowhere."
+        "", description="Address that replays missed KV events, for example `tcp://127.0.0.1:5558`. Empty: no replay."
     )
     kv_events_format: Literal["vllm", "sglang", "dynamo", "mooncake"] = Field(
         "vllm", description="The engine or indexer whose KV event format is published."
     )
     kv_events_tokens: Literal["withheld", "published"] = Field(
-        "withheld", description="Whether token ids and callers' salts leave the process in KV events."
+        "withheld", description="Whether KV events contain token ids and callers' salts."
     )
     kv_events_remote: bool = Field(
         False,
-        description="Allow KV events at an address that other machines reach; they have no authentication.",
+        description="Allow KV events at an address that other machines can reach. They are not authenticated.",
     )
     nats: str = Field(
         "",
-        description="The fleet's NATS server, as `nats://127.0.0.1:4222` or `tls://HOST:4222`: a worker publishes its "
-        "KV events there, and workers and doors hear hints of erase epochs. Empty: none.",
+        description="The fleet's NATS server, for example `nats://127.0.0.1:4222` or `tls://HOST:4222`. Workers "
+        "publish KV events there, and workers and doors receive hints of erase epochs. Empty: none.",
     )
     nats_credentials_path: Path = Field(
         Path("kvcustody-nats.creds"),
-        description="The credentials that are shown there; read again for each connection.",
+        description="Credentials for that server, read again for each connection.",
     )
-    nats_ca_path: Path | None = Field(None, description="PEM of the authority of its certificate; empty: the system's.")
+    nats_ca_path: Path | None = Field(
+        None, description="PEM file of the authority that signed its certificate; empty: the system's."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severe level that is written."
+        "info", description="Lowest log level that is written."
     )
-    log_format: Literal["json", "console"] = Field("console", description="One JSON object a line, or text for people.")
+    log_format: Literal["json", "console"] = Field(
+        "console", description="Log format: one JSON object a line, or text for people."
+    )
 
     @field_validator("handover_address")
     @classmethod
@@ -522,7 +558,7 @@ class Settings(LayeredSettings):
     @classmethod
     def _worker_name(cls, value: str) -> str:
         if value.lower() == UNKNOWN_WORKER:
-            raise ValueError(f"`{value}` stands for a process that no leaf has named: choose another name")
+            raise ValueError(f"`{value}` is reserved for unnamed processes: choose another name")
         try:
             return check_identifier("worker name", value)
         except Exception as error:
@@ -577,7 +613,7 @@ class Settings(LayeredSettings):
         if self.control_plane_key_path is None:
             raise ValueError("control_plane_key_path: is needed with `control_plane`")
         if ("certificate_path" in given) != ("certificate_key_path" in given):
-            raise ValueError("control_plane_certificate_path: certificate and key belong together")
+            raise ValueError("control_plane_certificate_path: set certificate and key together")
         if self.policy_release == "ledger":
             raise ValueError("policy_release: the ledger is behind the control plane; use `control-plane`")
         for name in ("witnesses_path", "subject_keys_url", "subject_names"):
@@ -591,7 +627,7 @@ class Settings(LayeredSettings):
             raise ValueError("handover_address: needs `handover_peers_path`, which says who may fetch")
         tls = (self.handover_certificate_path, self.handover_certificate_key_path, self.handover_ca_path)
         if None in tls and tls != (None, None, None):
-            raise ValueError("handover_certificate_path: certificate, key and authority belong together")
+            raise ValueError("handover_certificate_path: set certificate, key and authority together")
         return self
 
     @model_validator(mode="after")
@@ -689,7 +725,9 @@ def refuse_misspelt(variables: Iterable[str], environment: Mapping[str, str] | N
             continue
         close = get_close_matches(variable.removeprefix(PREFIX), known, n=1, cutoff=_CLOSE)
         if close:
-            raise ConfigError(f"environment: `{name}` is no setting; did you mean `{known[close[0]]}`?", variable=name)
+            raise ConfigError(
+                f"environment: `{name}` is not a setting; did you mean `{known[close[0]]}`?", variable=name
+            )
 
 
 def _variables(fields: Iterable[str], prefix: str) -> set[str]:

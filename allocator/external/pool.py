@@ -93,7 +93,7 @@ class ExternalPool:
         fence_bound_us: int = 30_000_000,
     ) -> None:
         if blocks < 1:
-            raise CapacityError(f"a pool needs at least one block, not `{blocks}`", blocks=blocks)
+            raise CapacityError(f"a pool needs at least one block, got `{blocks}`", blocks=blocks)
         self.blocks = blocks
         self.bytes_per_block = bytes_per_block
         self.number = 0

@@ -79,7 +79,7 @@ class BlockManager:
         number: int = 0,
     ) -> None:
         if blocks < 1:
-            raise CapacityError(f"a pool needs at least one block, not `{blocks}`", blocks=blocks)
+            raise CapacityError(f"a pool needs at least one block, got `{blocks}`", blocks=blocks)
         self.options = options
         self.number = number  # which pool of its process this is
         self.block_bytes = 4 * options.block_tokens

@@ -252,7 +252,7 @@ class LedgerWriter:
         turn_began, patience = self._turn_began, self._settings.durable_seconds
         if timeout_seconds is None and turn_began is not None and time.monotonic() - turn_began > patience:
             cause = self._outage.down or "the ledger does not answer"
-            raise LedgerUnavailable(f"not recorded, so not done: {cause}", cause=cause)
+            raise LedgerUnavailable(f"not done because it could not be recorded: {cause}", cause=cause)
         decided = threading.Event()
         awaited = self.begin_durable(event, decided.set)
         decided.wait(self._settings.durable_seconds if timeout_seconds is None else timeout_seconds)
@@ -277,7 +277,7 @@ class LedgerWriter:
         if not self._intake.give_up(sequence, event, ticket):
             return sequence
         cause = ticket.cause or self._outage.down or "no commit within the deadline"
-        raise LedgerUnavailable(f"not recorded, so not done: {cause}", sequence=sequence, cause=cause)
+        raise LedgerUnavailable(f"not done because it could not be recorded: {cause}", sequence=sequence, cause=cause)
 
     @property
     def durable_seconds(self) -> float:

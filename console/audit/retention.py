@@ -36,7 +36,7 @@ from kvcustody.plurals import several
 from kvcustody.times import readable
 
 _Actor = Annotated[str, typer.Option(help="Who does it, for the record.")]
-_Reason = Annotated[str, typer.Option(help="Why, for the record.")]
+_Reason = Annotated[str, typer.Option(help="Reason, for the record.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class AccountOptions(ParameterGroup):
 
     actor: Annotated[str, typer.Option(help="Who does it, for the record.")] = ""
     approver: Annotated[str, typer.Option(help="Who approved it; somebody else.")] = ""
-    reason: Annotated[str, typer.Option(help="Why, for the record.")] = "retention schedule"
+    reason: Annotated[str, typer.Option(help="Reason, for the record.")] = "retention schedule"
 
 
 @grouped

@@ -53,7 +53,7 @@ _Key = Annotated[
     Path,
     typer.Option("--signing-key", help="The file of the HMAC key that signs batches: at least 24 bytes."),
 ]
-_Reason = Annotated[str, typer.Option(help="Why, for the record.")]
+_Reason = Annotated[str, typer.Option(help="Reason, for the record.")]
 _Actor = Annotated[str, typer.Option(help="Who does it, for the record.")]
 
 

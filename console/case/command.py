@@ -40,7 +40,7 @@ _Case = Annotated[str, typer.Argument(help="The case's id, as `open` printed it.
 def open_case(
     *,
     tenant: Annotated[str, typer.Option(help="The subject's tenant.")],
-    subject: Annotated[str, typer.Option(help="The person, as the tenant's identity names them.")],
+    subject: Annotated[str, typer.Option(help="The person, by the name that the tenant's identity provider uses.")],
     right: Annotated[SubjectRight, typer.Option(help="The right that they exercise.")],
     channel: Annotated[str, typer.Option(help="The channel: `mail`, `letter`, `telephone`; no address.")],
     received: Annotated[
@@ -89,9 +89,12 @@ def step(
     kind: Annotated[StepKind, typer.Argument(help="What was done.", metavar="STEP")],
     *,
     outcome: Annotated[str, typer.Option(help="The outcome; a wrong one prints the list.")] = "",
-    ground: Annotated[str, typer.Option(help="The ground in the GDPR, as `17(3)(e)`.")] = "",
+    ground: Annotated[str, typer.Option(help="The legal ground in the GDPR, for example `17(3)(e)`.")] = "",
     about: Annotated[
-        str, typer.Option(help="An erasure's id, a recipient, a third party, or how an answer was sent.")
+        str,
+        typer.Option(
+            help="What the step refers to: an erasure's id, a recipient, a third party, or how an answer was sent."
+        ),
     ] = "",
     reason: Annotated[str, typer.Option(help="Why, in words that name no person.")] = "",
     file: Annotated[
@@ -133,7 +136,7 @@ def letter(
     case_id: _Case,
     *,
     to: Annotated[str, typer.Option("--to", help="Name and address; they appear in the letter and are not stored.")],
-    sender: Annotated[str, typer.Option("--from", help="Who writes: name and address.")] = "",
+    sender: Annotated[str, typer.Option("--from", help="Name and address of the sender.")] = "",
     kind: Annotated[str, typer.Option(help=f"One of: {', '.join(LETTER_KINDS)}.")] = "answer",
     date: Annotated[str | None, typer.Option(help="The letter's date; default: today (UTC).")] = None,
     template: Annotated[

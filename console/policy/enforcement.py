@@ -78,7 +78,7 @@ _ORDER = (
 @grouped
 def order_command(
     mode: Annotated[str, typer.Argument(help="monitor, canary or enforce.", metavar="MODE")],
-    reason: Annotated[str, typer.Option(help="Why, for the record.")],
+    reason: Annotated[str, typer.Option(help="Reason, for the record.")],
     tenant: Annotated[
         list[str] | None,
         typer.Option("--tenant", help="Of a canary: all requests of this tenant; repeatable."),

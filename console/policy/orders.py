@@ -87,7 +87,7 @@ def assign_command(
 def sign_orders_command(
     actor: Annotated[str, typer.Option(help="Who signs, for the record.")],
     ledger: Ledger = DEFAULT,
-    reason: Annotated[str, typer.Option(help="Why, for the record.")] = "orders are signed from here on",
+    reason: Annotated[str, typer.Option(help="Reason, for the record.")] = "orders are signed from here on",
     order: Annotated[
         list[str] | None,
         typer.Option(help="Choose this order, as `LOG/NUMBER`; may be given again.", metavar="LOG/NUMBER"),

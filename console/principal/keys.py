@@ -140,7 +140,7 @@ def revoke(
 def keep(
     prefix: Annotated[str, typer.Argument(help="The key's public prefix: its 12 digits.", metavar="PREFIX")],
     of: Annotated[str, typer.Option(help="Whose key it is.", metavar="NAME")],
-    days: Annotated[int, typer.Option(min=1, max=366, help="Days until the key ends.")] = 90,
+    days: Annotated[int, typer.Option(min=1, max=366, help="Days until the key expires.")] = 90,
     *,
     source: ActSource,
     as_json: Json = False,

@@ -24,7 +24,7 @@ Bound = Annotated[
         metavar="FILE",
     ),
 ]
-Days = Annotated[int | None, typer.Option(min=1, max=366, help="Days until the key ends.")]
+Days = Annotated[int | None, typer.Option(min=1, max=366, help="Days until the key expires.")]
 
 
 def bound_to(certificate: Path | None) -> str | None:

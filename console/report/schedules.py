@@ -83,7 +83,7 @@ def pause(
     source: ActSource,
     as_json: Json = False,
 ) -> None:
-    """Make nothing more by a schedule until it is resumed. What falls due until then is not made."""
+    """Pause a schedule. Reports that fall due while it is paused are not made."""
     _change(source, schedule, "pause", reason, as_json)
 
 
@@ -96,7 +96,7 @@ def resume(
     source: ActSource,
     as_json: Json = False,
 ) -> None:
-    """Make reports by a schedule again, from the next period on."""
+    """Resume a schedule from the next period on."""
     _change(source, schedule, "resume", reason, as_json)
 
 
@@ -109,7 +109,7 @@ def delete(
     source: ActSource,
     as_json: Json = False,
 ) -> None:
-    """End a schedule. What it made stays on the list; what waited to be handed over is given up."""
+    """Delete a schedule. Its finished reports stay listed, and its pending deliveries are cancelled."""
     _change(source, schedule, "delete", reason, as_json)
 
 

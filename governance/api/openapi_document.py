@@ -37,17 +37,17 @@ absent and what is somebody else's are answered alike. Refusals are problem deta
 Pages are read with `cursor`, which fits the same filters only; `as_of` repeats a page as it was at a checkpoint."""
 _TAGS = {
     "self": "Your own principal, keys and session.",
-    "principals": "Who may ask: enrolled with the bootstrap key, ended by a key custodian.",
+    "principals": "Principals and their keys: enrolled with the bootstrap key, disabled by a key custodian.",
     "keys": "The keys behind the ledger: its signing key, subjects' keys, tenants' keys on every worker.",
-    "custody": "What is held, for whom, until when, and how it ended.",
+    "custody": "Cached blocks: their owner, deadline and end.",
     "audit": "The ledger: its events, its checkpoints and proofs.",
-    "erasures": "Requests to end custody, and their certificates.",
-    "cases": "Requests of people about their data, from receipt to the letter.",
-    "evidence": "Reports for auditors, and checks of the whole ledger: long work, as jobs.",
+    "erasures": "Erasure requests and their certificates.",
+    "cases": "Data subject requests, from receipt to the answer.",
+    "evidence": "Audit reports and checks of the whole ledger. They run as jobs.",
     "policies": "From a draft to an active revision.",
     "operations": "Workers, quotas and capacity, scans, webhooks, health.",
-    "jobs": "Long work: exports, checks.",
-    "worker": "What a worker does: policies in, ledger batches out, erasures done.",
+    "jobs": "Long-running work: exports and checks.",
+    "worker": "The workers' interface: fetch policies, send ledger batches, confirm erasures.",
 }
 _ALWAYS = (
     "unauthenticated",
@@ -62,7 +62,7 @@ _IDEMPOTENCY_KEY = {
     "name": "Idempotency-Key",
     "in": "header",
     "required": True,
-    "description": "A key of your own for this act; the same again gives the same answer.",
+    "description": "A unique key for this action. Repeating the request with the same key returns the same answer.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[ -~]+$"},
     "example": "3f6c0c1e-6a4f-4d5e-9a53-0d3c2f8e7b10",
 }
@@ -75,7 +75,7 @@ def routed(every: Iterable[DeclaredOperation]) -> FastAPI:
     app = FastAPI(
         title="kvcustody",
         version=__version__,
-        summary="Custody of KV caches, under policy and on record.",
+        summary="Policy-controlled custody of KV caches, with evidence.",
         description=_DESCRIPTION,
         openapi_url=None,
         docs_url=None,

@@ -73,7 +73,7 @@ class OperationFunction:
     def check_query(self, query: Mapping[str, str]) -> None:
         """Raise `invalid` for an undeclared parameter: a misspelt filter would filter nothing."""
         if not query.keys() <= self.queries:
-            errors = [{"at": "query", "what": "a parameter that this operation does not have"}]
+            errors = [{"at": "query", "what": "this operation has no such parameter"}]
             raise ProblemError("invalid", errors=errors)
 
     async def call(self, service: Service, caller: Caller | None, wire: Wire, work: Work) -> Answer | FileContent:
@@ -98,7 +98,7 @@ class OperationFunction:
     def read(self, desk: Desk, caller: Caller, wire: Wire) -> Answer:
         """Call a function that takes only a desk. Raises as `call`."""
         found = self.answer(self._function(**self.arguments({"desk": desk, "caller": caller}, wire)))
-        assert isinstance(found, Answer), "a file is a job's"
+        assert isinstance(found, Answer), "only jobs have files"
         return found
 
     def answer(self, outcome: Any) -> Answer | FileContent:

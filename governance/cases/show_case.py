@@ -177,7 +177,7 @@ def view_case(
 
 def _unfollowed(waiting: tuple[str, ...]) -> Iterator[str]:
     if waiting:
-        yield f"the restriction is not followed yet by: {', '.join(waiting)}"
+        yield f"workers that do not follow the restriction yet: {', '.join(waiting)}"
 
 
 def _erasures(
@@ -215,25 +215,25 @@ def _duties(
     """What is still to be done, in the order in which it is due."""
     state = case.state(now_us)
     if not case.identity and case.answered_us is None:
-        yield "check who asks (step `identity`)"
+        yield "verify the person's identity (step `identity`)"
     if case.identity == "asked" and case.answered_us is None:
-        yield "the person was asked who they are: the clock runs on"
+        yield "the person was asked to prove their identity: the deadline still runs"
     if case.identity == "confirmed" and not case.outcome and case.opened.subject_right == "erasure":
         if not case.erasures:
-            yield "ask for the erasure, and name it (step `erasure`)"
+            yield "request the erasure, then name it (step `erasure`)"
         elif any(one.why for one in erasures):
-            yield "nobody follows the erasure: sign its order, or ask for it again and name that one"
+            yield "no worker follows the erasure: sign its order, or request it again and name the new one"
         elif any(one.outcome != "complete" for one in erasures):
-            yield "wait for the erasure, or ask its workers"
+            yield "wait for the erasure to complete, or check its workers"
     if not case.outcome:
         yield "decide (step `decide`)"
     if case.outcome and case.answered_us is None:
         yield "answer the person (`case letter`, then step `answer`)"
     if state is CaseState.MISSED:
-        yield f"the answer was due on {case.due.day.isoformat()}: it is late whatever is done now"
+        yield f"the answer was due on {case.due.day.isoformat()}: it is already late"
     if case.outcome in ("erased", "partly", "restricted"):
         untold = case.untold(one.reader for one in recipients)
         if untold:
-            yield f"tell recipients of it (19, step `recipient`): {', '.join(untold)}"
+            yield f"notify its recipients (Article 19, step `recipient`): {', '.join(untold)}"
     if case.is_restricted and case.outcome:
-        yield "processing is restricted: say before it is lifted (18(3))"
+        yield "processing is restricted: inform the person before you lift it (Article 18(3))"

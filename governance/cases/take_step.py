@@ -63,7 +63,7 @@ def opened_event(
     if not channel or len(channel) > CHANNEL_CHARACTERS_MAX or not channel.isprintable():
         raise ConfigError(f"a channel has 1 to {CHANNEL_CHARACTERS_MAX} characters, as `mail` or `letter`")
     if wanted.received_us > now_us:
-        raise ConfigError("the request was received in the future: its clock would begin too late")
+        raise ConfigError("`received` is in the future: the deadline would start too late")
     if _names_person(channel, wanted.subject):
         raise ConfigError("the channel names the person: say `mail`, not the address")
     check_identifier("subject", wanted.subject)
@@ -163,9 +163,9 @@ def _against_ledger(
     texts = {"reason": step.reason} if step.step in _ABOUT_OF_LEDGER else {"about": step.about, "reason": step.reason}
     for field, text in texts.items():
         if name is not None and _names_person(text, name):
-            yield f"`{field}` names the person as `{name}`: leaves hold pseudonyms alone, so write it without"
+            yield f"`{field}` names the person as `{name}`: leaves hold only pseudonyms, so leave the name out"
     if step.step == StepKind.RESTRICT and name is None:
-        yield "nobody can name this person any more: no worker would know whom to restrict"
+        yield "this person's name is unlinked: no worker would know whom to restrict"
     if step.step == StepKind.ERASURE:
         yield from _linked(connection, case, step, keys, periods)
     if step.step == StepKind.DECIDE:
@@ -196,9 +196,9 @@ def _linked(
     if asked.selector == "subject" and asked.subject not in mine:
         yield f"erasure `{step.about}` is of another person"
     elif asked.selector not in ("subject", "tenant") or asked.detail not in ("", "{}"):
-        yield f"erasure `{step.about}` is narrower than the person: what else there is of them stays"
+        yield f"erasure `{step.about}` covers only a part of the person's data: the rest stays"
     if asked.at_us < case.opened.received_us:
-        yield f"erasure `{step.about}` was asked for before this request came in"
+        yield f"erasure `{step.about}` was requested before this request arrived"
 
 
 def _decided(
@@ -216,7 +216,7 @@ def _decided(
                 missing = f": no answer of {', '.join(away[:5])}" if away else ""
                 yield f"erasure `{erasure}` is not complete{missing}"
             elif sum(answer.remaining for answer in found.answers):
-                yield f"erasure `{erasure}` left blocks that others hold: decide `partly`, and say so"
+                yield f"erasure `{erasure}` left blocks that others hold: answer with the outcome `partly`"
     if step.outcome == "not-found":
         number = _residencies(connection, case, pseudonyms_of(connection, case, keys))
         if number:

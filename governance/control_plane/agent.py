@@ -155,7 +155,7 @@ class Agent:
                 continue
             error = scan.exception()
             if error is not None:
-                _log.error("a scan that was asked for failed", order=order, exc_info=error)
+                _log.error("a requested scan failed", order=order, exc_info=error)
                 self._tell(order, {"reason": type(error).__name__})
             elif self._ledger.flush():
                 self._tell(order, {"scan": scan.result().number})

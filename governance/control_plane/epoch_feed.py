@@ -135,7 +135,7 @@ class EpochFeed:
             lost = last.known.epochs.version
             heard = self._fetched(None, 0, lost=lost)  # it raises the fleet for that (rule 4)
             if heard is not None and not heard.known.follows(last.known):
-                raise ServiceError(f"erase epochs: the control plane went back behind version {lost}")
+                raise ServiceError(f"erase epochs: the control plane's version is lower than the seen version {lost}")
         if heard is None:
             raise ServiceError("erase epochs: the digest is not that of the snapshot")
         with self._taking:
@@ -218,7 +218,7 @@ class EpochFeed:
             self.ask(wait_seconds=wait_seconds)
         except ServiceError as error:
             if not self.problem and not self._stop.is_set():
-                _log.warning("erase epochs are not heard", reason=error.message)
+                _log.warning("erase epochs cannot be read", reason=error.message)
             self.problem = error.message
             self._pause_seconds = max(self._pause_seconds, float(error.operands.get("wait_seconds") or 0.0))
             return False

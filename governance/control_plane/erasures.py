@@ -195,7 +195,7 @@ def _named(item: dict[str, Any]) -> Named:
 def _unasked(error: ServiceError) -> int:
     if not is_away(error):
         raise error
-    _log.warning("erasures cannot be asked for yet", reason=error.message)
+    _log.warning("erasures cannot be requested yet", reason=error.message)
     return 0
 
 

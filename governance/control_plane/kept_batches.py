@@ -195,14 +195,14 @@ class KeptBatches:
             file.sync()
             self._synced = time.monotonic()
 
-    def _drop_oldest(self, why: str = "unsigned batches fill their room") -> bool:
+    def _drop_oldest(self, why: str = "unsigned batches have reached their limit") -> bool:
         """Make room (rule 3); False where there is nothing to let go of."""
         file = self._any_file()
         segments = file.segments()
         if segments:
             oldest = segments[0].path
             size = oldest.stat().st_size
-            _log.warning("a file of unsigned batches is kept no longer", reason=why, bytes=size)
+            _log.warning("a file of unsigned batches is deleted", reason=why, bytes=size)
             self.dropped_bytes += size
             self._runs.pop(oldest.name, None)
             file.forget(oldest)

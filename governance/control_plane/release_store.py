@@ -53,8 +53,8 @@ class WorkerReleaseStore:
         return self._records[after:]
 
     def append(self, number: int, data: bytes) -> None:
-        """Refuse: a worker takes no step of a release."""
-        raise ReleaseError("a worker takes no step of a release")
+        """Refuse: a worker cannot take a step of a release."""
+        raise ReleaseError("a worker cannot take a step of a release")
 
     def _take_in(self) -> None:
         while True:

@@ -144,12 +144,12 @@ class ControlPlaneSink:
         for start in range(0, max(1, len(runs)), KEPT_RUNS_MAX):
             answer = self._ask_kept(life, runs[start : start + KEPT_RUNS_MAX])
             if answer is None:
-                self._lost = "the ledger does not know this process any more"
+                self._lost = "the ledger no longer knows this process"
                 return
             covered_runs += answer["runs"]
             self._lost = self._lost or self._went_back(answer)
         if any(one["leaves"] < run.leaves for one, run in zip(covered_runs, runs, strict=True)):
-            self._lost = self._lost or "the ledger lost leaves that it had acknowledged"
+            self._lost = self._lost or "the ledger lost acknowledged leaves"
         if self._lost or self.unverified:
             return
         told = iter(covered_runs)
@@ -178,7 +178,7 @@ class ControlPlaneSink:
                 open_checkpoint(str(answer["note"]).encode(), self._trusted)
             except NoteError as problem:
                 self.unverified = problem.message
-                _log.warning("a checkpoint is not signed by a trusted key; all is kept", reason=problem.message)
+                _log.warning("no trusted key signed a checkpoint; the worker keeps all batches", reason=problem.message)
                 return ""
         size = int(answer["size"])
         seen = self.kept.pin_signed(size)
@@ -323,10 +323,12 @@ class RemoteLedger(LedgerWriter):
             return super().submit_durable(event, timeout_seconds=timeout_seconds)
         try:
             if self.down:
-                raise LedgerUnavailable(f"not recorded, so not done: {self.down}", cause=self.down)
+                raise LedgerUnavailable(f"not done because it could not be recorded: {self.down}", cause=self.down)
             self._plane.assign_issuer(event.issuer, event.tenants)
         except SinkAwayError as away:
-            raise LedgerUnavailable(f"not recorded, so not done: {away.cause}", cause=away.cause) from away
+            raise LedgerUnavailable(
+                f"not done because it could not be recorded: {away.cause}", cause=away.cause
+            ) from away
         return self._intake.sequence
 
     def note_unlinkings(self, count: int) -> None:

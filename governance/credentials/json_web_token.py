@@ -124,7 +124,7 @@ def _check_bound(claims: dict[str, Any], certificate: str | None) -> None:
     bound = claims["cnf"]
     stated = bound.get("x5t#S256") if isinstance(bound, dict) and len(bound) == 1 else None
     if not isinstance(stated, str) or certificate is None:
-        raise refused("token is bound to a key that was not shown")
+        raise refused("token is bound to a certificate, and the request has none")
     if not certificate_matches(stated, certificate):
         raise refused("token is bound to another certificate")
 

@@ -49,11 +49,11 @@ class WatchedFile(Generic[Content]):
         self._state = state
         try:
             self._content = self._read(self._path)
-            _LOG.info("credentials file read again", path=self._path)
+            _LOG.info("credentials file reloaded", path=self._path)
         except (CustodyError, OSError) as error:
             self._content = None
             says = error.message if isinstance(error, ConfigError) else type(error).__name__
-            _LOG.error("credentials file refused; everything that it vouched for is refused", reason=says)
+            _LOG.error("credentials file refused; so is every credential from it", reason=says)
 
     def _stat(self) -> _State:
         try:

@@ -80,9 +80,9 @@ T = TypeVar("T")
 _OVER = "its time is over"
 _AUTHORIZED_MAX = 100_000
 _ASK_AGAIN_US = 5_000_000
-NO_ROOM = "there is no room for another tenant now; try again later"
+NO_ROOM = "there is no room for another tenant at the moment; try again later"
 _log = get_logger(__name__)
-MISPLACED = "policy lets other workers serve this request, and not this one"
+MISPLACED = "policy allows other workers to serve this request, but not this one"
 _MISPLACED = "misplaced"
 TOO_LARGE = "too-large"  # the reason of a refusal, in figures
 

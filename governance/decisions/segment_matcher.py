@@ -150,7 +150,7 @@ def declare(
     if blocks == 0:
         needed = block_tokens + MARGIN_TOKENS
         raise ConfigError(
-            f"segment of `{len(tokens)}` tokens is too short; one whole block needs at least {needed}",
+            f"segment of `{len(tokens)}` tokens is too short; a whole block needs at least {needed}",
             tokens=len(tokens),
         )
     epoch = keyring.current(owner)

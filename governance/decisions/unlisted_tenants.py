@@ -30,7 +30,7 @@ class UnlistedTenants:
         most = tenant.tenants_max
         if most is not None and not self._admits(name, most, leaves):
             raise CapacityError(
-                f"tenant `{name}`: the policy admits {most} unlisted tenants, and they are here", tenant=name
+                f"tenant `{name}`: the policy admits {most} unlisted tenants, and all places are taken", tenant=name
             )
 
     def _admits(self, name: str, most: int, leaves: Callable[[str], bool]) -> bool:

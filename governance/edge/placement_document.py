@@ -36,7 +36,7 @@ class PlacementDocument(YamlModel):
             raise ValueError(f"`spread` {self.spread} is more than there are groups")
         workers = [worker for group in self.groups.values() for worker in group.workers]
         if len(set(workers)) != len(workers):
-            raise ValueError("a worker is in two groups")
+            raise ValueError("a worker belongs to two groups")
         return self
 
 

@@ -291,9 +291,9 @@ class ErasureRunner:
         tiers = sum(tier.waiting + tier.unsure for tier in run.tiers.values())
         parts = (
             (run.finishing, "requests still run"),
-            (unit_states.waiting, "blocks wait for their receipts"),
+            (unit_states.waiting, "blocks await their receipts"),
             (unit_states.quarantined, "blocks are quarantined"),
-            (tiers, "objects wait in tiers"),
+            (tiers, "objects await deletion in tiers"),
         )
         return "; ".join(f"{count} {what}" for count, what in parts if count)
 
@@ -305,7 +305,7 @@ class ErasureRunner:
             until_us = self.backed_up_until(run.began_utc, self._clock.utc_us())
         except KeyringError as error:
             return error.message
-        return f"backups of its keys open until {iso(until_us)}" if until_us else ""
+        return f"backups of its keys can be opened until {iso(until_us)}" if until_us else ""
 
     def _complete(self, run: _Run, unit_states: UnitStates, now_us: int) -> None:
         order = run.order

@@ -81,7 +81,7 @@ def selector_of(tenant: str | None, subject: str | None, session: str | None, de
 def check_selector(selector: Selector) -> None:
     """Raise `ConfigError` for an empty selector or a subject or session without its tenant."""
     if selector == Selector():
-        raise ConfigError("an erasure needs a tenant, a subject, a session, a domain's part or a model")
+        raise ConfigError("an erasure needs a tenant, subject, session, model, or part of a domain")
     if (selector.subject or selector.session) and not selector.tenant:
         raise ConfigError("an erasure by subject or session needs its tenant")
 

@@ -427,7 +427,7 @@ class EngineScan:
                 self._engine.abort([residency.request_id], "orphan")
                 return "aborted", "recovered"
 
-            cause = "custody of its blocks has ended under it"
+            cause = "custody of its blocks ended while it held them"
             return self._request("sequence without reference", residency, cause, abort)
 
         pool, running = self._books.pool, self._books.running.values()
@@ -457,8 +457,8 @@ class EngineScan:
 
             return count
 
-        more = "more references are kept than running requests have"
-        fewer = "fewer references are kept than running requests have"
+        more = "more references are recorded than running requests hold"
+        fewer = "fewer references are recorded than running requests hold"
         return [
             *self._each_owner("reference without sequence", more, self._custody & (pool.refs > self._refs), repair),
             *self._each_owner("sequence without reference", fewer, self._custody & (pool.refs < self._refs), repair),
@@ -491,7 +491,7 @@ class EngineScan:
 
             return end
 
-        more = "the engine references blocks that no request was handed or attached"
+        more = "the engine references blocks that no request was given"
         fewer = "requests have blocks that the engine does not reference"
         refs, usable = self._view.refs, self._usable
         withheld = self._books.pool.state == QUARANTINED
@@ -541,8 +541,8 @@ class EngineScan:
 
         unreachable = (pool.state == CACHED) & ~view.indexed & self._usable
         nobodys = view.indexed & ~self._custody & self._usable
-        missing = "CACHED blocks that the engine's index does not have"
-        stray = "the engine's index has blocks that nobody has in custody"
+        missing = "CACHED blocks missing from the engine's index"
+        stray = "the engine's index has blocks without custody"
         return [
             *self._each_owner("unreachable chain", missing, unreachable, end),
             *self._each_owner("unreachable chain", stray, nobodys, forget),
@@ -560,7 +560,7 @@ class EngineScan:
         stuck = pool.fences.stuck_before(pool.fence_bound_us, self._now_us) if len(pool.fences) else 0
         if stuck:
             waits = "scrubs wait until it retires", "contained"
-            cause, tenant = "a device step has not retired within its bound", ""
+            cause, tenant = "a device step did not finish within its limit", ""
             waiting = [custody for custody in pool.queue.custodies() if 0 < custody.fence < stuck]
             blocks = np.concatenate([custody.blocks for custody in waiting]) if waiting else NONE
             since_us = min((custody.ended_us for custody in waiting), default=0)

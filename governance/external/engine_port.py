@@ -208,7 +208,7 @@ class EnginePort(TieredPort):
         if request_id in self._running:
             self._flush_deferred()
             if request_id in self._running:
-                return AdmissionRefused(request_id, "request id is in use")
+                return AdmissionRefused(request_id, "this request id is in use")
         moment = self._moment(check_trace(trace) if trace else trace)
         is_monitored = self._is_monitored(principal, request_id)
         plan: Plan[ExternalPool] | AdmissionRefused | None = None
@@ -651,7 +651,7 @@ class EnginePort(TieredPort):
         may run counts from its first block on: who is preempted again and again is not kept for ever.
         """
         if residency.request_id in self._running:
-            return AdmissionRefused(residency.request_id, "request id is in use")
+            return AdmissionRefused(residency.request_id, "this request id is in use")
         chain = residency.keys
         prompt: Prompt | None = None
         if isinstance(chain, KeyChain):

@@ -108,7 +108,7 @@ class TieredPort(MonitoredPort):
         try:
             decision = self.authorize(Action.OFFLOAD, plan, moment.trace)
         except LedgerUnavailable:
-            return AdmissionRefused(request_id, "the ledger cannot record that copies leave; try again")
+            return AdmissionRefused(request_id, "the ledger cannot record the transfer of copies; try again")
         return None if decision.permitted else self._forbidden(plan, request_id, decision)
 
     def _forbidden(self, plan: Plan[ExternalPool], request_id: Hashable, decision: Decision) -> AdmissionRefused:

@@ -488,7 +488,7 @@ class Governor(Custody[BlockManager]):
         """Why a request with a plan does not get in, whatever room there is."""
         request_id = handle[1]
         if handle in self._live:
-            return AdmissionRefused(request_id, "request id is in use")
+            return AdmissionRefused(request_id, "this request id is in use")
         if not prompt.tokens:
             return AdmissionRefused(request_id, "prompt is empty")
         if not plan.admitted.permitted:
@@ -626,7 +626,9 @@ class Governor(Custody[BlockManager]):
             counters.count(counters.deferred, "ledger")
             return Deferred(child_id, "ledger")
         if not self.may_fork(request_id):
-            return AdmissionRefused(child_id, "fork: not all that its parent reads may be read anew; admit it")
+            return AdmissionRefused(
+                child_id, "fork: policy no longer permits all reads of the parent; admit the child as a new request"
+            )
         own = plan.own.domain if parent.monitored is None else parent.domain
         now_us = self._clock.now_us()
         child = manager.fork(

@@ -46,7 +46,7 @@ class Pools:
         eviction: Callable[[], EvictionPolicy] | None = None,
     ) -> None:
         if blocks < 1:
-            raise CapacityError(f"a pool needs at least one block, not `{blocks}`", blocks=blocks)
+            raise CapacityError(f"a pool needs at least one block, got `{blocks}`", blocks=blocks)
         self._memory = memory
         self.blocks = blocks
         self.options = options

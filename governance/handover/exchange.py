@@ -341,7 +341,7 @@ def _send_all(connection: socket.socket, data: bytes, deadline: float) -> None:
 def _receive(connection: socket.socket, most: int, deadline: float) -> bytes:
     (size,) = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size, deadline))
     if size > most:
-        raise ValueError(f"says that it has {size} bytes, and may have {most}")
+        raise ValueError(f"announces {size} bytes; the limit is {most}")
     return _receive_exactly(connection, size, deadline)
 
 
@@ -352,6 +352,6 @@ def _receive_exactly(connection: socket.socket, size: int, deadline: float) -> b
         connection.settimeout(_left(deadline))
         count = connection.recv_into(view)
         if not count:
-            raise ConnectionError("the other side ended the connection")
+            raise ConnectionError("the peer closed the connection")
         view = view[count:]
     return bytes(into)

@@ -119,7 +119,7 @@ def _recorded(path: Path, periods: Sequence[KeyPeriod]) -> SigningKey | None:
     """The key that the ledger names; None where another process holds it."""
     finish_handover(path, periods)
     if not path.exists():
-        _log.warning("checkpoints are signed elsewhere", key=str(periods[-1].key), expected_at=str(path))
+        _log.warning("another process signs checkpoints", key=str(periods[-1].key), expected_at=str(path))
         return None
     key = read_signing_key(path)
     if key.verifier != periods[-1].key:
@@ -146,7 +146,7 @@ def confirm_break(
     """
     with signer.alone():
         if not signer.contradiction():
-            raise ConfigError("the ledger extends what its key signed last: there is no break to confirm")
+            raise ConfigError("the ledger extends the last signed checkpoint: there is no break to confirm")
         with engine.connect() as connection:
             proofs = LedgerProofs(connection)
             stored = proofs.signed_or_none()

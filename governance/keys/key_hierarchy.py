@@ -18,7 +18,7 @@ from kvcustody.governance.keys.shred_receipts import DestroyedKey, ShredReceipts
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.times import iso
 
-EPOCH_ENDS = "all of the owner's under it: blocks are found no more, copies in tiers never open"
+EPOCH_ENDS = "all of the owner's data under it: blocks are no longer found, copies in tiers can never be opened"
 EPOCH_WHEN = "by an order to destroy the owner's keys"
 SUBJECT_ENDS = "every copy of one subject's blocks, in every tier"
 SUBJECT_WHEN = "with the subject's erasure"

@@ -228,7 +228,7 @@ class Keyring:
                     end = self._port.end_epoch(owner, epoch)
             except NoKeyError as error:
                 self._not_ended.add((owner, epoch))
-                _log.warning("a destroyed epoch's key may be had still", why=error.message)
+                _log.warning("a destroyed epoch's key may still be recoverable", why=error.message)
                 if isinstance(error, KeyServiceUnavailable):
                     break
                 continue

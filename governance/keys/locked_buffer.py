@@ -92,7 +92,7 @@ class KeyBuffer:
         buffer = cls(size)
         with Path("/dev/urandom").open("rb", buffering=0) as source:
             if source.readinto(buffer._view) != size:
-                raise KeyringError(f"the system's random generator gave fewer than `{size}` bytes", size=size)
+                raise KeyringError(f"the system's random generator returned fewer than `{size}` bytes", size=size)
         buffer._filled = True
         return buffer
 

@@ -68,7 +68,7 @@ def open_report_key(
 def read_report_key(path: Path, periods: Sequence[KeyPeriod]) -> SigningKey:
     """Read the key that the ledger names; raises `ConfigError` for a missing file or another key."""
     if not periods:
-        raise ConfigError("no key signs reports of this ledger; `kvcustody report enrol-key` makes one, on record")
+        raise ConfigError("no key signs reports of this ledger; create one with `kvcustody report enrol-key`")
     finish_handover(path, periods)
     if not path.exists():
         raise ConfigError(f"`{path}` does not exist; give the file of key `{periods[-1].key}`", path=path)

@@ -164,7 +164,7 @@ class ServiceWrapping:
         """
         began = time.monotonic()
         if began < self._asks_from:
-            raise KeyServiceUnavailable(f"key service {self._service.place}: did not answer a moment ago")
+            raise KeyServiceUnavailable(f"key service {self._service.place}: did not answer at the last attempt")
         try:
             answer = ask()
         except KeyServiceUnavailable:

@@ -210,7 +210,7 @@ class ShredKeys:
     def _make(self, kind: int, whose: bytes, label: str, until_us: int) -> bytes:
         if self._changes == _CUT:
             raise KeyringError(
-                f"shred keys `{self.path}`: is shorter than it was; what it kept is lost, and it gets no key before a "
+                f"shred keys `{self.path}`: is shorter than before; its keys are lost, and it gets no key before a "
                 "restart",
                 path=self.path,
             )
@@ -380,9 +380,7 @@ class ShredKeys:
         """A part of the file. Raises `KeyringError` where somebody cut it short: a mapping would end the process."""
         found = os.pread(self._file, size, at)
         if len(found) < size:
-            raise KeyringError(
-                f"shred keys `{self.path}`: is shorter than it was; what it kept is lost", path=self.path
-            )
+            raise KeyringError(f"shred keys `{self.path}`: is shorter than before; its keys are lost", path=self.path)
         return found
 
     def _key(self, id_: bytes) -> ShredKey:
@@ -464,16 +462,14 @@ def whole_file(path: Path) -> bytes:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         content = file.read()
     if content[: len(_MAGIC)] not in (_MAGIC, bytes(len(_MAGIC)), b""):
-        raise KeyringError(f"shred keys `{path}`: is no file of shred keys; give another path", path=path)
+        raise KeyringError(f"shred keys `{path}`: is not a file of shred keys; give another path", path=path)
     return content
 
 
 def _check(path: Path, descriptor: int) -> None:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077 or status.st_uid != os.geteuid():
-        raise KeyringError(
-            f"shred keys `{path}`: is no file of ours alone; chmod 600 it, or give another path", path=path
-        )
+        raise KeyringError(f"shred keys `{path}`: is open to others; chmod 600 it, or give another path", path=path)
 
 
 def _prepare(path: Path, descriptor: int) -> None:
@@ -486,7 +482,7 @@ def _prepare(path: Path, descriptor: int) -> None:
         os.fsync(descriptor)
         sync_path(path.parent)
     elif begun != _MAGIC:
-        raise KeyringError(f"shred keys `{path}`: is no file of shred keys; give another path", path=path)
+        raise KeyringError(f"shred keys `{path}`: is not a file of shred keys; give another path", path=path)
     fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 

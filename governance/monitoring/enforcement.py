@@ -57,14 +57,14 @@ class Enforcement:
         if self.mode not in MODES:
             raise ConfigError(f"enforcement: `{self.mode}` is none of {', '.join(MODES)}")
         if self.mode != ENFORCE and not (self.seed and self.until_utc_us and self.actor):
-            raise ConfigError("enforcement: an order to monitor says who gave it, its seed and until when it holds")
+            raise ConfigError("enforcement: an order to monitor needs its author, its seed and its end")
         staged = bool(self.stage.tenants or self.stage.share)
         if staged != (self.mode == CANARY):
-            raise ConfigError("enforcement: a canary, and nothing else, names tenants or a share of all others")
+            raise ConfigError("enforcement: only a canary may name tenants or a share of other sessions")
         if set(self.seed) - _HEX or len(self.seed) % 2:
-            raise ConfigError("enforcement: the seed of an order is hexadecimal")
+            raise ConfigError("enforcement: the seed of an order must be hexadecimal")
         if not 0 <= self.stage.share < 1:
-            raise ConfigError("enforcement: the share of a canary is at least 0 and below 1")
+            raise ConfigError("enforcement: the share of a canary must be at least 0 and below 1")
 
     @property
     def monitors(self) -> bool:
@@ -111,7 +111,9 @@ def share_of(text: str) -> Fraction:
     except (ValueError, ZeroDivisionError):
         share = Fraction(-1)
     if not text.endswith("%") or not 0 < share < 1 or (share * MILLIONTHS).denominator != 1:
-        raise ConfigError(f"`{text}` is no share: write `5%`, above 0 and below 100, of at most four decimals")
+        raise ConfigError(
+            f"`{text}` is not a share: write for example `5%`, above 0 and below 100, with at most four decimals"
+        )
     return share
 
 

@@ -48,10 +48,10 @@ def enforcement_order(
     if mode not in MODES:
         raise ConfigError(f"enforcement: `{mode}` is none of {', '.join(MODES)}", mode=mode)
     if not actor or not reason:
-        raise ConfigError("enforcement: an order says who gave it and why")
+        raise ConfigError("enforcement: an order needs its author and its reason")
     if mode == ENFORCE:
         if until_us is not None:
-            raise ConfigError("enforcement: enforcing has no end")
+            raise ConfigError("enforcement: an order to enforce takes no end")
         until_us = 0
     elif until_us is None or not now_utc_us < until_us <= now_utc_us + ORDER_DAYS_MAX * _DAY_US:
         raise ConfigError(

@@ -140,7 +140,7 @@ class AttemptsReporter:
             self._record(taken)
         except Exception as error:  # whatever it was: they are recorded later
             self.attempts.give_back(taken)
-            _log.error("refused identities are not on record yet", reason=str(error))
+            _log.error("refused identities are not recorded yet", reason=str(error))
             self._arm()
 
     def close(self) -> None:

@@ -47,7 +47,7 @@ class WriterJoin:
         date.
         """
         if not self._writer.flush():
-            raise LedgerUnavailable("the ledger is behind: a scan against it would find what is on its way")
+            raise LedgerUnavailable("the ledger is behind: a scan would report records that are still on their way")
         with self._writer.engine.connect() as connection:
             differences = disagreements(
                 connection, self._writer.incarnation, held.residencies, held.live, held.unlisted
@@ -90,8 +90,8 @@ class WriterJoin:
     def _units(self, found: Disagreements, now_us: int) -> list[RepairableFinding]:
         findings = []
         for orphan, cause, units in (
-            ("ledger gap", "custody has ended and no leaf says so", found.unended),
-            ("receipt without release", "overwritten, and no end is on record", found.unreleased_receipts),
+            ("ledger gap", "custody has ended without a leaf", found.unended),
+            ("receipt without release", "overwritten without an end on record", found.unreleased_receipts),
         ):
             for lost in units:
                 finding = Finding(orphan, lost.tenant, cause, tuple(lost.blocks.tolist()), pool=lost.pool)

@@ -213,6 +213,6 @@ class OnlineScan(Slices):
             for place in np.flatnonzero(lost)[:16].tolist():
                 block = part.start + place
                 what = "reference without sequence", block, int(self._had[block])
-                self._suspect(what, "", "a block in custody that no request and no chain has", 3)
+                self._suspect(what, "", "a block in custody that no request and no chain holds", 3)
             if self._spend(_PIECE):
                 yield

@@ -273,7 +273,7 @@ def lost_blocks(census: TreeCensus, new_finding: FindingBuilder) -> list[Repaira
             end_lost(manager, left, _nobodys(manager, account), now_us)
             return "ended", "recovered"
 
-        cause = "blocks in custody that no request and no chain has"
+        cause = "blocks in custody that no request and no chain holds"
         return new_finding("reference without sequence", account.name, cause, blocks, end)
 
     return [of(account, blocks) for account, blocks in _by_account(census, lost)] if len(lost) else []

@@ -62,8 +62,7 @@ FRAMEWORK = "gdpr"
 ACTIVITY = "Caching of attention keys and values of language models, so that prompts need not be computed again"
 TENSORS = "Tensors computed from prompts and answers of users; no text, but derived from it"
 NO_POLICY = (
-    "no policy was in effect in the period: no worker says that it ran one, and none is released; give the policy of "
-    "the record"
+    "no policy was in effect in the period: no worker ran one and none was released; give the policy of the record"
 )
 
 
@@ -92,7 +91,7 @@ def build_record(
     if asked.role not in ROLES:
         raise ConfigError(f"a record is of a {' or a '.join(ROLES)}, not of a `{asked.role}`")
     if asked.since_us >= asked.until_us:
-        raise ConfigError("the period is empty: it must begin before it ends")
+        raise ConfigError("the period is empty: `since` must be before `until`")
     sizes = LedgerProofs(connection).sizes(asked.checkpoint) if asked.checkpoint else None
     state = None if sizes is None else as_of_sizes(connection, sizes)
     ran = read_policies_in_period(connection, asked.since_us, asked.until_us, state)
@@ -139,7 +138,7 @@ def build_record(
 def signed_record(connection: Connection, record: ProcessingRecord, key: SigningKey) -> Document:
     """Return the record as a signed document; raises as `sign_document`, and `ConfigError` without a checkpoint."""
     if not record.checkpoint:
-        raise ConfigError("a record is signed as of a signed checkpoint, and this ledger has none")
+        raise ConfigError("a record is made as of a signed checkpoint, and this ledger has none")
     return sign_document(connection, record.document(), key)
 
 

@@ -139,9 +139,9 @@ def record_of_facts(facts: Facts) -> ProcessingRecord:
     try:
         made: ProcessingRecord = _read_fields(ProcessingRecord, facts)
     except (TypeError, KeyError, AttributeError) as problem:
-        raise LedgerError(f"this is no record of processing: {problem}") from None
+        raise LedgerError(f"this is not a record of processing: {problem}") from None
     if _plain(made) != facts:
-        raise LedgerError("this is no record of processing: a part of it is of another type")
+        raise LedgerError("this is not a record of processing: a field has the wrong type")
     return made
 
 

@@ -116,7 +116,7 @@ def check(state: ReleaseState, proposal: Proposal, assess: Assess = assess) -> R
         raise ReleaseError(f"revision `{revision}` is not approved")
     if reviewed.cells and approval.cells != reviewed.cells:
         raise ReleaseError(
-            f"revision `{revision}` widens other cells (`{reviewed.cells}`) than its approver signed for",
+            f"revision `{revision}` widens other cells (`{reviewed.cells}`) than its approver signed",
             cells=reviewed.cells,
         )
     if reviewed.missing:

@@ -104,9 +104,7 @@ class PoliciesInEffect(NamedTuple):
         """Return the policy for everybody with its document; raises `PolicyError` that says why there is none."""
         whole = [one for one in self.policies if not one.stage]
         if not whole:
-            raise PolicyError(
-                "no policy is in effect: no worker is at work that says what it runs, and none is released"
-            )
+            raise PolicyError("no policy is in effect: no running worker reports one, and none is released")
         if len(whole) > 1:
             names = ", ".join(f"`{one.name}` ({one.digest}) on {', '.join(one.workers)}" for one in whole)
             raise PolicyError(f"workers run {len(whole)} policies: {names}")

@@ -70,7 +70,7 @@ class ReleaseReader:
         known = len(state.records)
         records = self._store.read(max(0, known - 1))
         if known and (not records or digest(records[0]) != state.head):
-            raise ReleaseError(f"the release was cut, or its record `{known}` is not the one that was seen before")
+            raise ReleaseError(f"the release was truncated, or its record `{known}` differs from the one seen before")
         for data in records[1:] if known else records:
             state.apply(data)
         return state
@@ -80,7 +80,7 @@ class ReleaseReader:
         state = self.read()
         table = gates.tables_of(state)
         if table is None or state.active is None:
-            raise ConfigError("nothing is in effect in the release yet; activate a revision first")
+            raise ConfigError("the release has no active revision yet; activate one first")
         if table.policy.profile.value != profile:
             raise ConfigError(
                 f"revision `{table.revision}` has the profile `{table.policy.profile.value}`, "

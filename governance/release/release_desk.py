@@ -83,7 +83,7 @@ class ReleaseWorkflow:
         state = self.state()
         old = state.proposal(revision)
         if not old.activated:
-            raise ReleaseError(f"revision `{revision}` was never in effect, so there is nothing to go back to")
+            raise ReleaseError(f"revision `{revision}` was never in effect, so it cannot be restored")
         return self._propose(state, old.document, signer, note=note, seconds=seconds, restores=revision)
 
     def approve(self, revision: int, signer: Signer, *, cells: str = "") -> Review:
@@ -135,7 +135,7 @@ class ReleaseWorkflow:
         reviewed = self._gate(state, proposal)
         if stage is not None:
             if state.active is None:
-                raise ReleaseError("the first revision cannot be staged: nothing is in effect beside it")
+                raise ReleaseError("the first revision cannot be staged: no other revision is in effect")
             coming = gates.table_of(proposal, state.revoked)
             stage = Stage(frozenset(map(coming.policy.named, stage.tenants)), stage.share)
             StagedTable(gates.table_of(state.active, state.revoked), coming, stage)
@@ -163,7 +163,7 @@ class ReleaseWorkflow:
         """
         state = self.state()
         if (document is None) == (restores == 0):
-            raise ReleaseError("breaking the glass takes either a narrower document or a revision to restore")
+            raise ReleaseError("break-glass needs either a narrower document or a revision to restore")
         text = state.proposal(restores).document if document is None else document
         manifest, signature = self._manifest(state, text, signer, seconds, "break-glass")
         body = self._body(manifest, text, signature, reason, restores) | {"base": state.active_revision}
@@ -180,7 +180,7 @@ class ReleaseWorkflow:
         state = self.state()
         proposal = state.proposal(revision)
         if proposal.approval is None or proposal.is_break_glass:
-            raise ReleaseError(f"revision `{revision}` is not approved, so there is no bundle of it")
+            raise ReleaseError(f"revision `{revision}` is not approved, so it has no bundle")
         since = sorted(state.revoked - set(proposal.manifest.revoked))
         if since:
             raise ReleaseError(
@@ -240,7 +240,7 @@ class ReleaseWorkflow:
         now_us = self._clock.utc_us()
         last_us = state.records[-1].at_us if state.records else 0
         if now_us < last_us - SKEW_US:
-            raise ReleaseError("this machine's clock is behind the last step of the release; set it right")
+            raise ReleaseError("this machine's clock is behind the last step of the release; correct it")
         return max(now_us, last_us)
 
     def _record(

@@ -113,7 +113,7 @@ class ReleaseState:
         if (record.number, record.previous) != (len(self.records) + 1, self.head):
             raise ReleaseError(f"release record `{record.number}` does not follow the one before it")
         if record.audience != self.trust.audience:
-            raise ReleaseError(f"release record is of `{record.audience}`, this is `{self.trust.audience}`")
+            raise ReleaseError(f"release record is for `{record.audience}`, this deployment is `{self.trust.audience}`")
         if self.records and record.at_us < self.records[-1].at_us:
             raise ReleaseError(f"release record `{record.number}` is older than the one before it; check the clock")
         try:
@@ -144,15 +144,15 @@ class ReleaseState:
         if manifest.audience != self.trust.audience or manifest.issued_us != record.at_us:
             raise ReleaseError(f"revision `{manifest.revision}` is of another deployment or another time")
         if not self.revoked <= set(manifest.revoked):
-            raise ReleaseError(f"revision `{manifest.revision}` brings back what was revoked")
+            raise ReleaseError(f"revision `{manifest.revision}` brings back revoked access")
         signature = read_signature(body["signature"])
         signer = check_signature(self.trust.keys, signature, manifest.message(), "proposal")
         if signer.name != key.name:
-            raise ReleaseError("a proposal is signed by somebody else than who made it")
+            raise ReleaseError("a proposal is not signed by its author")
         policy = check_document(manifest, body["document"])
         restores = int(body["restores"])
         if restores and not self.proposal(restores).activated:
-            raise ReleaseError(f"revision `{restores}` was never in effect, so there is nothing to go back to")
+            raise ReleaseError(f"revision `{restores}` was never in effect, so it cannot be restored")
         return Proposal(manifest, body["document"], policy, key.name, signature, str(body["note"]), restores=restores)
 
     def _approved(self, record: ReleaseRecord, key: TrustedKey) -> None:
@@ -168,13 +168,13 @@ class ReleaseState:
         signature = read_signature(body["signature"])
         message = proposal.manifest.message()
         if check_signature(self.trust.keys, signature, message, "approval").name != key.name:
-            raise ReleaseError("an approval is signed by somebody else than who gave it")
+            raise ReleaseError("an approval is not signed by its approver")
         proposal.approval = Approval(key.name, signature, body["base"], self.revoked, str(body["cells"]))
 
     def _consented(self, record: ReleaseRecord, key: TrustedKey) -> None:
         _need(key, KeyRole.OWNER)
         if record.body["owner"] != key.tenant:
-            raise ReleaseError(f"`{key.name}` may consent for `{key.tenant}` alone")
+            raise ReleaseError(f"`{key.name}` may consent only for `{key.tenant}`")
         self.consents.add(str(record.body["opening"]))
 
     def _activated(self, record: ReleaseRecord, key: TrustedKey) -> None:
@@ -234,12 +234,12 @@ class ReleaseState:
         _need(key, KeyRole.BREAK_GLASS)
         proposal = self._revision(record, key)
         if self.active is None:
-            raise ReleaseError("nothing is in effect yet: there is no glass to break")
+            raise ReleaseError("no revision is in effect yet, so break-glass is not possible")
         longest = record.at_us + self.trust.break_glass_seconds_max * 1_000_000
         if not record.at_us < proposal.manifest.expires_us <= longest:
             raise ReleaseError(f"breaking the glass is for at most {self.trust.break_glass_seconds_max // 3600} hours")
         if record.body["base"] != self.active_revision:
-            raise ReleaseError("the glass was broken against another active revision")
+            raise ReleaseError("break-glass was signed against another active revision")
         if proposal.restores and proposal.manifest.document != self.proposal(proposal.restores).manifest.document:
             raise ReleaseError(f"this is not the content of revision `{proposal.restores}`")
         proposal.until_us = proposal.manifest.expires_us

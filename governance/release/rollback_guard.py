@@ -43,10 +43,11 @@ class RevisionMark:
         mark = self.mark
         if len(records) < mark.records:
             raise ReleaseError(
-                f"the release has {len(records)} records and had {mark.records}: it was cut, or an old copy came back"
+                f"the release has {len(records)} records and had {mark.records}: it was truncated, or "
+                f"replaced by an old copy"
             )
         if mark.records and digest(records[mark.records - 1]) != mark.head:
-            raise ReleaseError(f"record `{mark.records}` of the release is not the one that was seen before")
+            raise ReleaseError(f"record `{mark.records}` of the release differs from the one seen before")
 
     def check_revision(self, manifest: BundleManifest) -> None:
         """Raise `ReleaseError` for a revision below the mark, or another one of the same number."""
@@ -57,7 +58,7 @@ class RevisionMark:
             )
         if manifest.revision == mark.revision and manifest.id != mark.manifest:
             raise ReleaseError(
-                f"revision `{manifest.revision}` is not the one that was in effect here under that number"
+                f"revision `{manifest.revision}` differs from the one that was in effect here under that number"
             )
 
     def advance(self, manifest: BundleManifest | None = None, *, records: int = 0, head: str = "") -> None:

@@ -32,7 +32,7 @@ class ReleaseStore(Protocol):
 
 def _taken(number: int) -> ReleaseError:
     return ReleaseError(
-        f"step `{number}` of the release was taken by somebody else meanwhile; look again and repeat",
+        f"step `{number}` of the release was taken by somebody else in the meantime; read the release again and repeat",
         number=number,
     )
 
@@ -91,7 +91,7 @@ class SqlStore:
         except SQLAlchemyError as problem:
             raise ledger_error(self._engine, problem) from problem
         if [row.number for row in rows] != list(range(after + 1, after + len(rows) + 1)):
-            raise ReleaseError("the release's records leave a gap: one was removed from the database")
+            raise ReleaseError("a record of the release is missing: it was removed from the database")
         return [bytes(row.record) for row in rows]
 
     def append(self, number: int, data: bytes) -> None:

@@ -59,9 +59,9 @@ class TrustFile:
             self._state = state
             try:
                 self._trust = read_trust(self._path)
-                _log.info("trust configuration read again", path=str(self._path))
+                _log.info("trust configuration reloaded", path=str(self._path))
             except ConfigError as error:
-                _log.error("trust configuration refused; the one of before stays", reason=error.message)
+                _log.error("trust configuration refused; the previous one stays in effect", reason=error.message)
         return self._trust
 
     def _stat(self) -> tuple[int, int, int]:
@@ -126,13 +126,13 @@ def _key(item: Mapping[str, Any]) -> TrustedKey:
     if (KeyRole.OWNER in roles) != (isinstance(tenant, str) and tenant != ""):
         raise ConfigError(f"key `{vkey.name}`: an owner, and nobody else, needs a `tenant`")
     if {KeyRole.AUTHOR, KeyRole.APPROVER} <= roles:
-        raise ConfigError(f"key `{vkey.name}` is author and approver; nobody approves what they propose")
+        raise ConfigError(f"key `{vkey.name}` is author and approver; nobody may approve their own proposal")
     return TrustedKey(vkey.name, vkey.public, roles, tenant)
 
 
 def _check_keys(keys: list[TrustedKey]) -> None:
     if len({key.name for key in keys}) != len(keys):
-        raise ConfigError("two keys have one name")
+        raise ConfigError("two keys have the same name")
     if len({key.public for key in keys}) != len(keys):
         raise ConfigError("one key is listed under two names")
     for role in (KeyRole.AUTHOR, KeyRole.APPROVER):

@@ -92,7 +92,8 @@ class RestrictedSubjects:
                 what = "session" if session is not None else "erasure"
                 raise ConfigError(
                     f"case `{one.case_id}` restricts the processing of a subject of tenant `{one.tenant}`, whom this "
-                    f"{what} covers: what is restricted is kept (GDPR 18(2)). Lift it first (step `lift-restriction`)",
+                    f"{what} covers: restricted data is kept (GDPR Article 18(2)). "
+                    "Lift the restriction first (step `lift-restriction`)",
                     case_id=one.case_id,
                 )
 

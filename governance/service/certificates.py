@@ -33,7 +33,7 @@ def certificate(service: Service, erasure: str) -> Document:
         try:
             return _issue(service, erasure, key, opens)
         except ProofError:
-            waits = "the newest leaves are not under a signed checkpoint yet; ask again in a few seconds"
+            waits = "no signed checkpoint covers the newest leaves yet; ask again in a few seconds"
             raise ProblemError("unavailable", waits, headers={"Retry-After": "2"}) from None
 
 
@@ -52,7 +52,7 @@ def opening(service: Service, erasure: str) -> SelectorOpening:
 
 def _signing_key(service: Service) -> SigningKey:
     if service.signer is None:
-        raise ProblemError("conflict", "another process signs this ledger; it issues the certificates")
+        raise ProblemError("conflict", "another process signs this ledger; ask that one for certificates")
     return read_signing_key(service.settings.signing_key_path)
 
 

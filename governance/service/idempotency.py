@@ -124,7 +124,7 @@ class IdempotencyStore:
 
 
 def _unreadable() -> ProblemError:
-    return ProblemError("conflict", "the answer that is kept for this `Idempotency-Key` cannot be read")
+    return ProblemError("conflict", "the stored answer for this `Idempotency-Key` cannot be read")
 
 
 def _in_flight() -> ProblemError:

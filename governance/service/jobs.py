@@ -32,7 +32,7 @@ from kvcustody.guarding_thread import GuardingThread
 from kvcustody.logger import get_logger
 
 _log = get_logger(__name__)
-_LOST = "the service ended before the job did"
+_LOST = "the service ended before the job was done"
 UNREAD = "the record of this job cannot be read"
 STATES = JOB_STATES
 _WAITING_MAX = 64
@@ -115,8 +115,8 @@ class JobRunner:
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             connection.execute(insert(service_jobs).values(**values))
         if not self._put(party or principal, (job.job, work)):
-            self._set(job.job, state="failed", error="too many jobs wait", ended_us=self._clock.utc_us())
-            raise ProblemError("unavailable", "too many jobs wait", headers={"Retry-After": "30"})
+            self._set(job.job, state="failed", error="too many jobs are waiting", ended_us=self._clock.utc_us())
+            raise ProblemError("unavailable", "too many jobs are waiting", headers={"Retry-After": "30"})
         return job
 
     def _put(self, party: str, item: tuple[str, Work]) -> bool:
@@ -163,7 +163,7 @@ class JobRunner:
         found = self.get(job, principal=principal)
         if found.ended_us is None:
             if not self._is_ours(job):
-                raise ProblemError("conflict", "another process works on this job: ask the control plane with --server")
+                raise ProblemError("conflict", "another process runs this job: ask the control plane with --server")
             self._cancelled.add(job)
             running = self._running.get(job)
             if running is not None:

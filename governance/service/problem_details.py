@@ -33,22 +33,22 @@ class ProblemType(NamedTuple):
 
 _TYPES = (
     ("unauthenticated", 401, "No valid credential", "Send one key or token as `Authorization: Bearer …`."),
-    ("forbidden", 403, "Not allowed for these roles", "Ask somebody whose role may do it."),
+    ("forbidden", 403, "Not allowed for these roles", "Ask a person whose role allows it."),
     (
         "csrf",
         403,
         "Not from a page of this service",
-        "Send the session's `X-CSRF-Token`, from the same origin.",
+        "Send the session's `X-CSRF-Token` from the same origin.",
     ),
     (
         "not-found",
         404,
         "Nothing here",
-        "It does not exist, or it is not yours to see: the answer is the same.",
+        "It does not exist, or you may not see it. Both give the same answer.",
     ),
-    ("method-not-allowed", 405, "Method not allowed", "`Allow` lists the methods of this path."),
-    ("not-acceptable", 406, "No such form", "Ask for one of the media types in the API document."),
-    ("conflict", 409, "The state does not allow it", "Read the resource again and decide anew."),
+    ("method-not-allowed", 405, "Method not allowed", "Use one of the methods in the `Allow` header."),
+    ("not-acceptable", 406, "Format not available", "Request one of the media types in the API document."),
+    ("conflict", 409, "The state does not allow it", "Read the resource again, then decide whether to repeat."),
     (
         "in-flight",
         409,
@@ -58,26 +58,26 @@ _TYPES = (
     ("changed", 412, "The resource changed", "Read it again, and send its `ETag` in `If-Match`."),
     ("too-large", 413, "Body too large", "Send less in one request."),
     ("unsupported-media-type", 415, "Media type not supported", "Send one of the types in the API document."),
-    ("invalid", 422, "The request is malformed", "`errors` names each part that is wrong."),
+    ("invalid", 422, "The request is malformed", "Correct the fields listed in `errors`."),
     (
         "policy-too-costly",
         422,
         "The policy is too costly to work on here",
-        "`detail` says what it exceeds: have fewer grants, or run the same `kvcustody policy` command on a machine of "
-        "your own.",
+        "`detail` names the limit. Reduce the number of grants, or run the same `kvcustody policy` command on your "
+        "own machine.",
     ),
     ("key-reused", 422, "Idempotency key used for another request", "Use a new `Idempotency-Key`."),
     (
         "refused-leaf",
         422,
         "A ledger leaf was refused",
-        "`leaf` is its place in the batch; record a gap and go on.",
+        "`leaf` is its position in the batch. Record a gap and continue.",
     ),
     (
         "worker-protocol",
         426,
         "The worker is older than this control plane",
-        "Upgrade the worker: `protocol` is the version to speak. Its batch waits in its spill.",
+        "Upgrade the worker to protocol version `protocol`. Its batch stays in its spill until then.",
     ),
     (
         "if-match-required",
@@ -86,25 +86,25 @@ _TYPES = (
         "Read the resource and send its `ETag` in `If-Match`.",
     ),
     ("headers-too-large", 431, "Headers too large", "Send fewer or shorter headers, or a shorter path."),
-    ("too-many-requests", 429, "Too many requests", "Wait for `Retry-After` seconds."),
+    ("too-many-requests", 429, "Too many requests", "Wait the seconds in `Retry-After`, then repeat."),
     (
         "cursor-invalid",
         400,
-        "The cursor does not fit",
+        "The cursor does not match this query",
         "Start again without a cursor, with the same filters.",
     ),
     (
         "idempotency-key-required",
         400,
         "`Idempotency-Key` is required",
-        "Send a key of your own, new for each act.",
+        "Send a new unique key with each action.",
     ),
     ("malformed", 400, "The request cannot be read", "Send well-formed HTTP and JSON."),
     (
         "internal",
         500,
         "The service failed",
-        "Repeat with the same `Idempotency-Key`; tell the operator the request id.",
+        "Repeat with the same `Idempotency-Key`. If it fails again, report the request id to the operator.",
     ),
     (
         "ledger-schema",
@@ -112,7 +112,12 @@ _TYPES = (
         "The ledger has another schema than this program",
         "Restart the control plane with the version that upgraded the ledger. Batches wait in the workers' spills.",
     ),
-    ("unavailable", 503, "Not now", "The ledger cannot record, or the service is ending: repeat later."),
+    (
+        "unavailable",
+        503,
+        "Temporarily unavailable",
+        "The ledger cannot record now, or the service is shutting down. Repeat later.",
+    ),
 )
 TYPES: dict[str, ProblemType] = {row[0]: ProblemType(*row) for row in _TYPES}
 

@@ -152,7 +152,7 @@ class Service(LedgerReads):
         self.row_walls = has_row_level_security(self.reader)
         self.orders = self._signed_orders()
         if not self.row_walls and dialect_of(self.reader).roles:
-            _log.warning("no row-level security behind the queries; run `kvcustody db roles`")
+            _log.warning("row-level security is not set up; run `kvcustody db roles`")
         self.writer = stack.enter_context(
             TracedWriter(
                 self.engine,
@@ -189,7 +189,7 @@ class Service(LedgerReads):
         """The store of subject keys; None where names are in clear, and for a command without one."""
         keys = self._open_subject_keys()
         if self.settings.subject_names == "clear" and keys is None and has_tags(self.reader):
-            _log.warning("the ledger knows people by tags: with `subject_names: clear` those are not found by name")
+            _log.warning("the ledger names people by tags: with `subject_names: clear` they cannot be found by name")
         return keys
 
     def _open_subject_keys(self) -> SubjectKeys | None:
@@ -831,7 +831,7 @@ def _recorded() -> Iterator[None]:
     except SchemaChangedError:
         raise
     except LedgerError as error:
-        _log.error("not recorded, so not done", exc_info=True)
+        _log.error("not done because it could not be recorded", exc_info=True)
         raise ProblemError("unavailable", "the ledger cannot record", headers={"Retry-After": "2"}) from error
 
 

@@ -76,7 +76,7 @@ class Issuer(BaseModel):
     def _people(cls, value: dict[str, Role]) -> dict[str, Role]:
         for role in value.values():
             if role in ALONE:
-                raise ValueError(f"`{role.value}` is never given by a token")
+                raise ValueError(f"a token can never give the role `{role.value}`")
         return value
 
     @field_validator("keys")
@@ -123,9 +123,9 @@ class InboxMail(BaseModel):
     def _closed(self) -> InboxMail:
         host = self.server.rpartition(":")[0]
         if self.tls == "none" and host not in ("localhost", "127.0.0.1", "[::1]"):
-            raise ValueError(f"`tls: none` sends to this machine alone, and `{host}` is another")
+            raise ValueError(f"`tls: none` is allowed for this machine only, and `{host}` is another one")
         if bool(self.user) != (self.password_path is not None):
-            raise ValueError("`user` and `password_path` go together")
+            raise ValueError("set `user` and `password_path` together")
         return self
 
 
@@ -181,7 +181,7 @@ class ServiceSettings(LayeredSettings):
     name: str = Field(
         "control-plane",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
-        description="Name of this process in the ledger; each process of one ledger has its own.",
+        description="Name of this process in the ledger. Each process of a ledger needs its own.",
     )
     database_url: str = Field(
         "sqlite:///kvcustody.db", repr=False, description="The ledger: an SQLite file or a PostgreSQL server."
@@ -189,253 +189,271 @@ class ServiceSettings(LayeredSettings):
     subject_keys_url: str | None = Field(
         None,
         repr=False,
-        description="The store of subject keys (an SQLite file or a PostgreSQL server, as a URL), the same as that of "
-        "workers that write to this ledger themselves: people are found by name here alone. Without it one is made "
-        "beside a SQLite ledger (`NAME-subjects.db`, 0600); a ledger on a server needs it.",
+        description="URL of the store of subject keys (an SQLite file or a PostgreSQL server). Workers that write to "
+        "this ledger directly must use the same one. People can be found by name only through it. Default for a SQLite "
+        "ledger: `NAME-subjects.db` next to it, mode 0600. Required for a ledger on a server.",
     )
     subject_names: Literal["sealed", "clear"] = Field(
         "sealed",
-        description="`sealed`: the ledger names no subject. `clear`: without a store of subject keys names stand in "
-        "the ledger and in every backup of it.",
+        description="`sealed`: the ledger holds no subject names. `clear`: without a store of subject keys, the "
+        "ledger and all its backups hold names.",
     )
     state_path: Path = Field(
         Path("kvcustody-service"),
-        description="Folder of the service's secret, spill and finished jobs; its own user alone may enter.",
+        description="Folder for the service's secret, spill and finished jobs. Only its own user may have access.",
     )
     listen: str = Field(
         "unix:kvcustody-service/api.sock",
-        description="`unix:PATH`, or `HOST:PORT`; a host that is not this machine needs TLS.",
+        description="`unix:PATH` or `HOST:PORT`. An address that other machines can reach needs TLS.",
     )
     workers_listen: str = Field(
         "",
-        description="A second address that serves workers alone and demands client certificates; empty: none.",
+        description="A second address, for workers only, that requires client certificates. Empty: none.",
     )
     signing_key_path: Path = Field(
         Path("kvcustody-signing.key"),
-        description="The key that signs the ledger's checkpoints: 0600, made where the ledger has none yet.",
+        description="The key that signs the ledger's checkpoints, mode 0600. It is created if the ledger has none.",
     )
     signing_key_kind: SigningKind = Field(
         "ed25519",
-        description="What kind is made where the ledger has none: `ed25519`, or `ml-dsa-44` (post-quantum).",
+        description="Type of key to create if the ledger has none: `ed25519` or `ml-dsa-44` (post-quantum).",
     )
     report_key_path: Path = Field(
         Path("kvcustody-report.key"),
-        description="The key that signs evidence reports and nothing else: 0600, made with the first report.",
+        description=(
+            "The key that signs evidence reports and nothing else, mode 0600. It is created with the first report."
+        ),
     )
     ledger_origin: str = Field(
         DEFAULT_ORIGIN,
-        description="Name of the ledger in its checkpoints (C2SP origin); it stays with the key. A key that is made "
-        "under the default has the ledger's identity behind it: no two are named alike.",
+        description="Name of the ledger in its checkpoints (C2SP origin). It is fixed once the key exists. The "
+        "default adds the ledger's identity, so that every name is unique.",
     )
-    checkpoint_seconds: float = Field(1.0, gt=0.0, le=3600.0, description="Seconds between signatures of checkpoints.")
+    checkpoint_seconds: float = Field(1.0, gt=0.0, le=3600.0, description="Seconds between signed checkpoints.")
     root_interval_seconds: float = Field(
         INTERVAL_SECONDS,
         gt=0.0,
         le=3600.0,
-        description="Seconds within which what is committed is sealed under a checkpoint, by any process that has the "
-        "ledger; sooner where somebody waits for a proof. What nobody has sealed for three times as long is overdue.",
+        description="Seconds within which a process seals committed leaves under a checkpoint, or sooner if a proof "
+        "is requested. Leaves unsealed for three times as long are overdue.",
     )
     figures_seconds: float = Field(
         15.0,
         gt=0.0,
         le=3600.0,
-        description="Seconds between turns of the background work on figures: folding, and verdicts of coverage by "
-        "hour (a pass of these takes at most a twentieth of the time).",
+        description="Seconds between updates of hourly figures and of hourly coverage. Coverage uses at most a "
+        "twentieth of the time.",
     )
     statement_seconds: float = Field(
         300.0,
         gt=0.0,
         le=86_400.0,
-        description="Longest that one statement of a reader may take on PostgreSQL; the server ends one that runs on.",
+        description="Maximum seconds of a read statement on PostgreSQL. The server cancels a longer one.",
     )
-    console: bool = Field(True, description="Serve the operator console at `/console/`; false: the API alone.")
+    console: bool = Field(
+        True, description="Whether to serve the operator console at `/console/`. false: only the API."
+    )
     policy_trust: Path | None = Field(
         None,
-        description="Trust configuration of policies (docs/how-to/policy/release-a-policy.md); without one, none is "
-        "released here.",
+        description="Trust configuration for policies (docs/how-to/policy/release-a-policy.md). Without it this "
+        "service releases no policy.",
     )
     order_key_path: Path | None = Field(
         None,
-        description="The key that signs this service's orders, or `plugin:NAME`: `policy_trust` names it with the role "
-        "`orders`. With `policy_trust` and no such key, orders are refused.",
+        description="The key that signs this service's orders, or `plugin:NAME`. `policy_trust` must list it with "
+        "the role `orders`. With `policy_trust` and no such key, orders are refused.",
     )
     tls_certificate_path: Path | None = Field(None, description="PEM certificate chain of the service.")
     tls_key_path: Path | None = Field(None, description="PEM key of the service, mode 0600.")
     tls_client_ca_path: Path | None = Field(
-        None, description="PEM of the authorities whose client certificates workers may present."
+        None, description="PEM file of the authorities that sign workers' client certificates."
     )
     issuers: tuple[Issuer, ...] = Field(
         (), description="OpenID Connect issuers; in a file, or as JSON in the variable."
     )
     webhooks: tuple[Webhook, ...] = Field(
-        (), description="Where every leaf is pushed to; in a file, or as JSON in the variable."
+        (), description="Webhooks that receive every leaf. Set it in a file, or as JSON in the variable."
     )
     inbox_webhook: InboxWebhook | None = Field(
         None,
-        description="Where items of the inbox are posted to, each once; in a file, or as JSON in the variable.",
+        description=(
+            "Webhooks that receive each new item of the inbox once. Set it in a file, or as JSON in the variable."
+        ),
     )
     inbox_mail: InboxMail | None = Field(
         None,
-        description="Where items of the inbox are mailed to, the new ones of a turn in one mail; in a file, or as JSON "
-        "in the variable.",
+        description="Mail addresses that receive new items of the inbox, one mail per check. Set it in a file, or "
+        "as JSON in the variable.",
     )
     inbox_seconds: float = Field(
         60.0,
         ge=0.05,
         le=86_400.0,
-        description="Seconds between looks at the inbox for what is to be delivered.",
+        description="Seconds between checks for new items of the inbox.",
     )
     report_destinations: tuple[ReportDestination, ...] = Field(
         (),
-        description="Where schedules may hand reports over to, by name: folders, stores that speak S3, webhooks; in a "
-        "file, or as JSON in the variable.",
+        description="Destinations for scheduled reports, by name: folders, S3-compatible stores, webhooks. Set it "
+        "in a file, or as JSON in the variable.",
     )
     report_seconds: float = Field(
         15.0,
         ge=0.05,
         le=3600.0,
-        description="Seconds between looks for reports that are due and deliveries that wait.",
+        description="Seconds between checks for due reports and pending deliveries.",
     )
     report_retry_seconds: float = Field(
         30.0,
         ge=0.05,
         le=3600.0,
-        description="Seconds until a delivery that failed is tried again; twice as long each time, six hours at most.",
+        description="Seconds until a failed delivery is retried. It doubles each time, up to six hours.",
     )
     time_zone: str = Field(
-        "UTC", description="Time zone of schedules that name none (IANA name): when a week or month ends."
+        "UTC", description="Default time zone of schedules (IANA name). It decides when a week or month ends."
     )
     tenant_time_zones: dict[str, str] = Field(
         default_factory=dict,
-        description="The same for reports of one tenant; in a file, or as JSON in the variable.",
+        description="Default time zone for reports of single tenants. Set it in a file, or as JSON in the variable.",
     )
     worker_clock_seconds: float = Field(
         300.0,
         gt=0,
         le=86_400,
-        description="How far a worker's clock may be from this service's: one that is further is not put on record.",
+        description=(
+            "Seconds that a worker's clock may differ from this service's. A worker with a larger difference is "
+            "refused."
+        ),
     )
     worker_silence_days: int = Field(
         7,
         ge=0,
         le=3650,
-        description="Days without a word after which a worker's process is closed as dead, its custody as unproven; "
-        "0: never. A worker that is cut off holds its spill for as long, and goes on where it was when it returns.",
+        description="Days of silence after which a worker's process is closed as dead and its custody as unproven. "
+        "0: never. Until then a disconnected worker keeps its spill and continues when it returns.",
     )
     epoch_minutes: int = Field(
         240,
         ge=1,
         le=10_080,
-        description="Erasures of single subjects end the name that routers have for a tenant's shared prompts in one "
-        "batch: before the earliest deadline that waits, and at most so many minutes after the batch before.",
+        description="Longest interval, in minutes, between batches that change the routers' name for a tenant's "
+        "shared prompts after erasures of single subjects. A batch always runs before the earliest "
+        "pending deadline.",
     )
     namespace_days: int = Field(
         30,
         ge=1,
         le=3650,
-        description="Days after which doors and workers replace routers' names: a raised erase epoch is kept as long, "
-        "and at least for the longest ceiling of the policies in effect.",
+        description="Days after which doors and workers change the names that routers see. Raised erase epochs are "
+        "kept as long, and at least for the longest ceiling of the policies in effect.",
     )
     requests_per_second: float = Field(
-        50.0, gt=0, le=1e6, description="Requests a second that one principal may make for long."
+        50.0, gt=0, le=1e6, description="Sustained requests per second of one principal."
     )
-    requests_burst: int = Field(200, ge=1, description="Requests that one principal may make at once.")
+    requests_burst: int = Field(200, ge=1, description="Burst size: requests of one principal at once.")
     failures_per_minute: int = Field(
         60,
         ge=1,
-        description="Credentials a minute from one address that are refused with 401; more get 429. "
-        "One that verifies is never refused for others.",
+        description="Invalid credentials per minute from one address that get 401; more get 429. Valid credentials "
+        "are never affected.",
     )
     key_failures_per_minute: int = Field(
-        60, ge=1, description="The same for keys that have one prefix, from wherever they come."
+        60, ge=1, description="Invalid credentials per minute with one key prefix, from any address."
     )
     trusted_proxies: tuple[str, ...] = Field(
         (),
-        description="Addresses or networks (`10.0.0.0/8`; `unix`: whoever opens the socket) whose "
-        "`X-Forwarded-For` says where a request comes from, and `X-Forwarded-Proto` whether by TLS; in a file, or as "
-        "JSON in the variable.",
+        description="Trusted proxies: addresses or networks (`10.0.0.0/8`; `unix`: clients of the socket) whose "
+        "`X-Forwarded-For` and `X-Forwarded-Proto` are believed. Set it in a file, or as JSON in the "
+        "variable.",
     )
     header_bytes_max: ByteSize = Field(
-        ByteSize(32 << 10), ge=1024, description="Largest head of a request, path and headers."
+        ByteSize(32 << 10), ge=1024, description="Maximum bytes of a request's head (path and headers)."
     )
-    headers_max: int = Field(100, ge=8, description="Most headers of a request.")
-    header_seconds: float = Field(10.0, gt=0, le=3600, description="Seconds in which a request's head must be there.")
-    body_seconds: float = Field(60.0, gt=0, le=3600, description="Seconds in which a request's body must be there.")
+    headers_max: int = Field(100, ge=8, description="Maximum number of headers of a request.")
+    header_seconds: float = Field(10.0, gt=0, le=3600, description="Seconds within which a request's head must arrive.")
+    body_seconds: float = Field(60.0, gt=0, le=3600, description="Seconds within which a request's body must arrive.")
     connections_max: int = Field(
         8192,
         ge=1,
-        description="Connections of one listener; a new one takes the place of the one that waited longest. A worker "
-        "has four. The process raises its limit of open files to what they need.",
+        description="Maximum connections of one listener. A new one replaces the one that has been idle longest. A "
+        "worker uses four. The process raises its limit of open files as needed.",
     )
     address_connections_max: int = Field(
         2048,
         ge=1,
-        description="Connections of one address, but for the Unix socket and trusted proxies, until a request of "
-        "theirs is authenticated, and then of one principal, or of all of a tenant's; a new one takes the place of one "
-        "of its own that waits.",
+        description="Maximum connections of one address until they authenticate, then of one principal or tenant. "
+        "The Unix socket and trusted proxies are exempt. A new connection replaces an idle one of the "
+        "same caller.",
     )
     running_requests_max: int = Field(
         256,
         ge=1,
-        description="Requests in work at one time, a quarter of them for one tenant; more get 503. Questions that are "
-        "held open have no place while they wait. Those that "
-        "need no credential have a quarter as many places beside them.",
+        description="Maximum concurrent requests, a quarter of them for one tenant; more get 503. Held long polls "
+        "do not count while they wait. Requests without a credential have a separate quarter.",
     )
-    body_bytes_max: ByteSize = Field(ByteSize(4 << 20), description="Largest body of a request.")
-    batch_bytes_max: ByteSize = Field(ByteSize(16 << 20), description="Largest ledger batch of a worker.")
+    body_bytes_max: ByteSize = Field(ByteSize(4 << 20), description="Maximum bytes of a request's body.")
+    batch_bytes_max: ByteSize = Field(ByteSize(16 << 20), description="Maximum bytes of a worker's ledger batch.")
     batch_readers: int | None = Field(
         None,
         ge=0,
         le=64,
-        description="Processes that check workers' batches beside the one that commits them, begun when a large batch "
-        "comes; by default one for each core but the first, at most four.",
+        description="Number of processes that check workers' batches, started when a large batch arrives. Default: "
+        "one per core except the first, at most four.",
     )
     policy_work_seconds: float = Field(
         60.0,
         ge=1.0,
         le=3600.0,
-        description="Seconds that work on one policy may take (a proof, a comparison, lint, a simulation); it is done "
-        "in a process beside, one at a time, and more is refused.",
+        description="Maximum seconds for work on one policy (proof, comparison, lint, simulation). It runs in a "
+        "separate process, one at a time.",
     )
     policy_work_bytes_max: ByteSize = Field(
-        ByteSize(2 << 30), ge=256 << 20, description="The same for the memory of that process."
+        ByteSize(2 << 30), ge=256 << 20, description="Maximum memory of that process, in bytes."
     )
-    key_days: int = Field(90, ge=1, le=366, description="Days until a new key expires, unless it is told otherwise.")
-    session_minutes: int = Field(480, ge=1, le=1440, description="Minutes that a person's session lasts.")
+    key_days: int = Field(90, ge=1, le=366, description="Default days until a new key expires.")
+    session_minutes: int = Field(480, ge=1, le=1440, description="Maximum length of a person's session, in minutes.")
     session_idle_minutes: int = Field(30, ge=1, le=1440, description="Minutes after which an idle session ends.")
-    answers_hours: int = Field(24, ge=1, le=720, description="Hours that answers to idempotency keys are kept.")
-    shutdown_seconds: int = Field(20, ge=1, le=600, description="Seconds that requests in work get at the end.")
+    answers_hours: int = Field(24, ge=1, le=720, description="Hours that answers for idempotency keys are kept.")
+    shutdown_seconds: int = Field(
+        20, ge=1, le=600, description="Seconds that running requests get to finish at shutdown."
+    )
     clock_jump_seconds_max: int = Field(
         3600,
         ge=1,
         le=86_400,
-        description="How far the wall clock may step ahead of the boot clock, in all of one boot, before nothing is "
-        "released until an operator confirms it.",
+        description="Seconds that the wall clock may run ahead of the boot clock since boot. Beyond that no policy "
+        "is released until an operator confirms the clock.",
     )
-    clock_away_days_max: int = Field(30, ge=1, le=3650, description="The same for the time that this machine was off.")
+    clock_away_days_max: int = Field(
+        30,
+        ge=1,
+        le=3650,
+        description="Seconds that the clock may advance while the machine is off, before the same applies.",
+    )
     case_zone: str = Field(
         "UTC",
-        description="The controller's time zone (IANA), by whose days the clock of a person's request runs.",
+        description=(
+            "The controller's time zone (IANA name). Deadlines of data subject requests are counted in its days."
+        ),
     )
     case_holidays_path: Path | None = Field(
         None,
-        description="The controller's public holidays, a date a line: a period that ends on one, or on a weekend, ends "
-        "with the next working day. None: weekends alone.",
+        description="File of the controller's public holidays, one date a line. A period that ends on one, or on a "
+        "weekend, ends on the next working day. Empty: only weekends.",
     )
     tenant_labels: Literal["pseudonym", "name", "none"] = Field(
         "pseudonym", description="How a tenant appears in metrics."
     )
     tenant_labels_max: int = Field(
-        100, ge=0, le=10_000, description="Most tenants with metrics of their own; the rest are added up."
+        100, ge=0, le=10_000, description="Maximum number of tenants with metrics of their own. The rest are added up."
     )
     tracing: Literal["off", "otlp"] = Field(
         "off",
-        description="Spans of requests: `otlp` sends them where `OTEL_EXPORTER_OTLP_ENDPOINT` says "
-        "(needs `kvcustody[otel]`).",
+        description="Tracing: `otlp` sends spans of requests to `OTEL_EXPORTER_OTLP_ENDPOINT` (needs "
+        "`kvcustody[otel]`).",
     )
-    tracing_tenants: bool = Field(False, description="Whether spans name the tenant of their caller.")
+    tracing_tenants: bool = Field(False, description="Whether spans contain the caller's tenant.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level.")
-    log_format: Literal["json", "console"] = Field("json", description="One JSON object a line, or text.")
+    log_format: Literal["json", "console"] = Field("json", description="Log format: one JSON object a line, or text.")
 
     def of_command(self) -> ServiceSettings:
         """Return these settings for a command on the ledger's files, which creates no store of subject keys.
@@ -547,7 +565,7 @@ class ServiceSettings(LayeredSettings):
     def _reachable(self) -> ServiceSettings:
         tls = self.tls_certificate_path is not None and self.tls_key_path is not None
         if (self.tls_certificate_path is None) != (self.tls_key_path is None):
-            raise ValueError("tls_certificate_path: certificate and key belong together")
+            raise ValueError("tls_certificate_path: set certificate and key together")
         host = address(self.listen)[0]
         if host is not None and not is_loopback(host) and not tls:
             raise ValueError(f"listen: `{host}` is reached by other machines; give TLS, or use a loopback address")
@@ -559,7 +577,7 @@ class ServiceSettings(LayeredSettings):
             raise ValueError("subject_names: `clear` is for a ledger without `subject_keys_url`")
         names = [issuer.name for issuer in self.issuers] + [issuer.issuer for issuer in self.issuers]
         if len(set(names)) != len(names):
-            raise ValueError("issuers: two are alike")
+            raise ValueError("issuers: two are the same")
         for what in ("webhooks", "report_destinations"):
             given = getattr(self, what)
             if len({each.name for each in given}) != len(given):

@@ -74,7 +74,7 @@ def tier_plan(settings: Settings) -> TierPlan | None:
     if not tier_names(settings):
         return None
     if settings.nvme_tier_path is not None and not settings.nvme_tier_bytes:
-        raise ConfigError("setting `nvme_tier_bytes`: say how much the folder `nvme_tier_path` may hold")
+        raise ConfigError("setting `nvme_tier_bytes`: set the capacity of the folder `nvme_tier_path`")
     return TierPlan(
         settings.shred_keys_path,
         settings.host_tier_bytes,
@@ -91,11 +91,9 @@ def tier_plan(settings: Settings) -> TierPlan | None:
 def remote_plan(settings: Settings) -> RemotePlan:
     """Return the remote store of the settings. Raises `ConfigError` that names the missing setting."""
     if not settings.remote_tier_bytes:
-        raise ConfigError("setting `remote_tier_bytes`: say how much of the remote store is this worker's")
+        raise ConfigError("setting `remote_tier_bytes`: set the capacity of this worker in the remote store")
     if settings.worker_name == Settings.model_fields["worker_name"].default:
-        raise ConfigError(
-            "setting `worker_name`: give each worker of a remote tier a name of its own: its objects say whose they are"
-        )
+        raise ConfigError("setting `worker_name`: give each worker of a remote tier its own name: its objects carry it")
     heir_of = tuple(name.strip() for name in settings.remote_tier_heir_of.split(",") if name.strip())
     if settings.worker_name in heir_of:
         raise ConfigError("setting `remote_tier_heir_of`: names this worker, which finds its own copies without it")
@@ -198,7 +196,7 @@ def _check_root_key(keys: SealKeys, path: Path) -> None:
         keys.catalogue()
     except KeyringError:
         raise ConfigError(
-            f"shred keys `{path}`: do not open under this root key; give the file that belongs to it",
+            f"shred keys `{path}`: cannot be opened with this root key; give the matching file",
             path=path,
         ) from None
 

@@ -70,7 +70,7 @@ class SealKeys:
             return key
         for id_ in (subject, bucket):
             if id_ != NO_SHRED and not self._shred.is_living(id_):
-                raise SealError(f"shred key `{id_.hex()}` is destroyed: what was sealed under it is ended")
+                raise SealError(f"shred key `{id_.hex()}` is destroyed: its copies are erased")
         if len(self._keys) >= self._kept_max:
             self._drop(next(iter(self._keys)))
         key = self._keys[use] = self._made(spec, subject, bucket)
@@ -126,7 +126,7 @@ class SealKeys:
         self.drop_gone()
         if not self._keyring.may_seal:
             raise KeyServiceUnavailable(
-                "the key service is away for too long: nothing is sealed or opened before it answers"
+                "the key service has been unreachable for too long: nothing is sealed or opened until it answers"
             )
 
     def drop_gone(self) -> None:

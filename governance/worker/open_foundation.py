@@ -98,7 +98,7 @@ def open_foundation(
     core_dumps.disable_core_dumps(strict=settings.strict)
     ignored = unknown_variables()
     if ignored:
-        _log.warning("variables that name no setting are ignored", variables=ignored)
+        _log.warning("variables that match no setting are ignored", variables=ignored)
     port = open_root_key(settings)
     keyring = Keyring(FileKeyStore(settings.keyring_path), port, clock)
     stack.callback(keyring.close)
@@ -152,7 +152,7 @@ def _behind_control_plane(
         about = (standing.table, started.at_us, settings.worker_name)
         writer.submit([started, *activation_events(*about), *events_beside_activation(*about)])
         if not writer.flush():
-            raise LedgerError("the start of this worker can be recorded nowhere: the spill takes nothing")
+            raise LedgerError("the start of this worker cannot be recorded: the spill is full or not writable")
     else:
         _announce(writer, settings, standing.table, started)
     lease = spread(custody_lease(settings, standing.table))

@@ -60,7 +60,7 @@ def load_plugins(settings: Settings) -> WorkerPlugins:
     names = [name for part in settings.tiers.split(",") if (name := part.strip())]
     bare = [name for name in names if not names_extension(name)]
     if bare:
-        raise ConfigError(f"setting `tiers`: `{bare[0]}` is no extension; write `plugin:{bare[0]}`", name=bare[0])
+        raise ConfigError(f"setting `tiers`: `{bare[0]}` is not an extension; write `plugin:{bare[0]}`", name=bare[0])
     return WorkerPlugins(
         load(KEY_WRAPPING, source) if names_extension(source) else None,
         load(EVICTION_POLICIES, eviction) if names_extension(eviction) else None,

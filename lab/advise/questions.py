@@ -97,7 +97,7 @@ class _Found:
         self.rows: list[AdviceEvidence] = []
         self.unknown: list[str] = []
 
-    def said(self, seen_worker: SeenWorker, key: str, why: str = "it has not told it") -> float | None:
+    def said(self, seen_worker: SeenWorker, key: str, why: str = "the worker has not reported it") -> float | None:
         """Return the value that a worker reported under a key; a value that it did not report is unknown (rule 2)."""
         value = seen_worker.status.get(key)
         if value is None:
@@ -140,7 +140,7 @@ def _bytes_of(seen_worker: SeenWorker, evidence: _Found, trace: TraceFindings | 
         name, size = trace.model
         evidence.derived(f"bytes per token of `{name}`, worked out (lab/sizing/hf_config.py)", size, seen_worker.worker)
         return size
-    of_block = evidence.said(seen_worker, "bytes_per_block", "its engine named no size of its tensors")
+    of_block = evidence.said(seen_worker, "bytes_per_block", "its engine reported no tensor size")
     tokens = evidence.said(seen_worker, "block_tokens")
     if of_block is None or not tokens:
         return None
@@ -207,7 +207,7 @@ def _prefixes(seen: Sequence[SeenWorker], command: str | None, trace: TraceFindi
     for one in seen:
         serving = summary(one.status)
         prompts = evidence.said(one, "prompt_tokens")
-        evidence.said(one, "hit_tokens", "with several layer groups hits are not made tokens")
+        evidence.said(one, "hit_tokens", "with several layer groups, hits cannot be converted to tokens")
         granted = evidence.also(one, "granted_hit_blocks")
         for confidence in ("present", "unverified", "stale"):
             evidence.also(one, f"hit_blocks.{confidence}")
@@ -231,11 +231,14 @@ def _prefixes(seen: Sequence[SeenWorker], command: str | None, trace: TraceFindi
         for denied, number in sorted(trace.denials.items()):
             evidence.derived(f"requests to which `{denied}` denied reuse", number, seen[0].worker)
         best = [f"{lineage}: {tokens:,.0f} tokens" for lineage, tokens in trace.lineages[:3]]
-        parts += [f"found most: {'; '.join(best)}"] if best else ["nothing was found twice"]
-    rule = "safe is what policy lets the reader have: others' blocks attach through a grant or segment alone"
+        parts += [f"found most: {'; '.join(best)}"] if best else ["nothing was reused"]
+    rule = (
+        "a prefix is safe if policy lets the reader have it: other tenants' blocks are reused only "
+        "through a grant or segment"
+    )
     parts.append(rule + (f"; which are worth most: `{command}`" if command else ""))
     if not command and trace is None:
-        evidence.unknown.append("which prefix is worth how much: workers say sums, not prefixes")
+        evidence.unknown.append("the value of single prefixes: workers report sums only")
     return evidence.answers("Which prefixes are safe and valuable?", _joined(seen, parts))
 
 
@@ -336,7 +339,7 @@ def _locations(seen: Sequence[SeenWorker], trace: TraceFindings | None) -> Advic
     if trace is not None:
         stored = [evidence.also(one, "allocated") for one in seen]
         removed = [evidence.also(one, *(key for key in one.status if key.startswith("evicted."))) for one in seen]
-        evidence.unknown.append("where its requests ran: a trace names no workers, and one pool served it here")
+        evidence.unknown.append("where its requests ran: a trace names no workers, and here one pool served it")
         return evidence.answers(
             "How are locations coordinated?",
             "by events (docs/reference/formats/kv-events.md): a router that follows such a worker hears of at most "
@@ -353,7 +356,7 @@ def _locations(seen: Sequence[SeenWorker], trace: TraceFindings | None) -> Advic
         "so that a router sees gaps (docs/reference/formats/kv-events.md)"
     )
     if silent:
-        summary_text += f"; {', '.join(silent)} silent for a minute: what routers know of their blocks is stale"
+        summary_text += f"; {', '.join(silent)} silent for a minute: routers' knowledge of their blocks is stale"
     return evidence.answers("How are locations coordinated?", summary_text)
 
 
@@ -367,15 +370,15 @@ def _cleanup(seen: Sequence[SeenWorker], ledger: Mapping[str, float] | None) -> 
                 (evidence.said(one, "drift"), "blocks that nothing accounts for"),
                 (evidence.also(one, "blocks.quarantined"), "quarantined blocks"),
                 (evidence.also(one, "integrity_mismatched"), "blocks that had changed"),
-                (evidence.also(one, "ledger.backlog"), "events not handed in"),
+                (evidence.also(one, "ledger.backlog"), "events not sent to the control plane"),
             )
             if value
         ]
         evidence.also(one, "overdue_seconds")
-        parts.append(f"`{one.worker}` " + (", ".join(cleanup_parts) or "nothing of what it told"))
+        parts.append(f"`{one.worker}` " + (", ".join(cleanup_parts) or "all of its figures"))
     if ledger is None:
-        evidence.unknown.append("orphans: a ledger's figure; `kvcustody scan findings`")
-        evidence.unknown.append("deletion coverage: a ledger's figure; `kvcustody coverage show`")
+        evidence.unknown.append("orphans: see the ledger with `kvcustody scan findings`")
+        evidence.unknown.append("deletion coverage: see the ledger with `kvcustody coverage show`")
     else:
         for name, value in sorted(ledger.items()):
             evidence.derived(f"kvcustody_{name}", value, "the ledger")
@@ -390,5 +393,5 @@ def _cleanup(seen: Sequence[SeenWorker], ledger: Mapping[str, float] | None) -> 
 
 def _joined(seen: Sequence[SeenWorker], parts: list[str]) -> str:
     if not seen:
-        return "unknown: no worker has said anything of itself"
+        return "unknown: no worker has reported yet"
     return "; ".join(parts) if parts else "unknown"

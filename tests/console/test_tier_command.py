@@ -153,7 +153,7 @@ def test_tables_show_what_the_documents_have(decided: DecidedWorld) -> None:
         (("explain", "5", "--worker", "gpu-9"), "has no request 5 that fits"),
         (
             ("explain", "5", "--incarnation", "xyz"),
-            "--incarnation `xyz` does not fit `^[0-9a-f]{32}$`: of this process alone: 32 hexadecimal digits",
+            "--incarnation `xyz` does not fit `^[0-9a-f]{32}$`: only this process: 32 hexadecimal digits",
         ),
         (("explain", "5", "--tenant", "acne"), "acme"),
         (("transfers", "--cursor", "12"), "--cursor `12` is no cursor of this command"),

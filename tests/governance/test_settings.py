@@ -61,7 +61,7 @@ def test_both_file_formats(tmp_path: Path, suffix: str) -> None:
         ("profile: open", "`profile` input should be 'shared', 'strict' or 'dedicated'"),
         ("database_url: hunter2", "`database_url` this is not a database URL"),
         ("database_url: mysql://u:hunter2@h/d", "`mysql` is neither SQLite nor PostgreSQL"),
-        ("worker_name: Unknown", "`worker_name` `Unknown` stands for a process that no leaf has named"),
+        ("worker_name: Unknown", "`worker_name` `Unknown` is reserved for unnamed processes"),
         ("worker_name: 'a b'", "`worker_name` worker name: has the character U+0020"),
         ("{profile: strict, root_key_source: environment}", "refused in the strict profile"),
         ("- 1", "must be a mapping of settings"),
@@ -176,7 +176,7 @@ def test_a_variable_that_is_close_to_a_setting_is_refused_with_its_name(prefix: 
 
 def test_a_misspelt_variable_stops_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVCUSTODY_BLOCK_TOKENZ", "4")
-    said = "`KVCUSTODY_BLOCK_TOKENZ` is no setting; did you mean `KVCUSTODY_BLOCK_TOKENS`?"
+    said = "`KVCUSTODY_BLOCK_TOKENZ` is not a setting; did you mean `KVCUSTODY_BLOCK_TOKENS`?"
     with pytest.raises(ConfigError) as caught:
         load_settings()
     assert said in str(caught.value)

@@ -225,7 +225,7 @@ def test_a_release_that_was_cut_or_swapped_is_refused_after_a_restart(release: R
     last = release.folder / "release" / f"{len(release.store.read()):06}.json"
     kept = last.read_bytes()
     last.unlink()
-    with pytest.raises(ReleaseError, match="was cut, or an old copy came back"):
+    with pytest.raises(ReleaseError, match="was truncated, or replaced by an old copy"):
         Follower(release)
     assert Follower(release, mark="another").governor.table.revision == 1, "void: without the mark it is believed"
     last.write_bytes(kept)
@@ -233,7 +233,7 @@ def test_a_release_that_was_cut_or_swapped_is_refused_after_a_restart(release: R
     mark = RevisionMark(release.folder / "mark")
     with pytest.raises(ReleaseError, match="lower than `2`"):
         mark.check_revision(release.desk.state().proposal(1).manifest)
-    with pytest.raises(ReleaseError, match="not the one that was in effect"):
+    with pytest.raises(ReleaseError, match="differs from the one that was in effect"):
         mark.check_revision(msgspec.structs.replace(release.desk.state().proposal(2).manifest, name="other"))
     assert digest(kept) == mark.mark.head
 

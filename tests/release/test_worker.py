@@ -64,7 +64,7 @@ def test_a_worker_follows_its_release(release: Release, tmp_path: Path, where: s
         upgrade(engine)
         release.store = SqlStore(engine)
         release.desk = ReleaseWorkflow(release.store, release.people.trust, clock=SystemClock(), ledger=release.ledger)
-    with pytest.raises(ConfigError, match="nothing is in effect"):
+    with pytest.raises(ConfigError, match="no active revision"):
         opened(asked)
     release.release_reads()
     with opened(asked) as worker:

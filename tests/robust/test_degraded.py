@@ -91,7 +91,7 @@ def test_a_shortage_of_blocks_is_put_off_and_harms_nobody(make: Make) -> None:
 def test_a_pool_of_no_blocks_is_refused_in_one_line() -> None:
     with pytest.raises(CapacityError) as caught:
         Pools(lambda count: UnbackedMemory(count, 1), 0)
-    assert str(caught.value) == "KVC500: a pool needs at least one block, not `0`"
+    assert str(caught.value) == "KVC500: a pool needs at least one block, got `0`"
 
 
 def kinds(store: Engine, incarnation: str) -> list[tuple[str, str]]:

@@ -182,7 +182,7 @@ def test_several_control_planes_close_it_once(world: World) -> None:
 def test_two_operators_declare_a_process_dead(world: World) -> None:
     dead = world.worker()
     refused = world.close(dead, "olive")
-    assert refused.status_code == 409 and "at work" in refused.text, "it was heard just now"
+    assert refused.status_code == 409 and "is running" in refused.text, "it was heard just now"
     world.clock.advance(90 * SECOND)
     assert world.close(dead, "olive").json()["outcome"] == "asked"
     assert world.close(dead, "olive").json()["outcome"] == "asked", "the same person twice is one person"

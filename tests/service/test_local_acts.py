@@ -107,7 +107,7 @@ def test_commands_write_one_after_the_other(running: Service, monkeypatch: pytes
     monkeypatch.setattr(local_administration, "TURN_SECONDS", 0.1)
     with open_local_service(running.settings):
         found = run("principal", "disable", "first")
-    assert found.exit_code == 2 and "another command writes as `control-plane.local`" in found.output
+    assert found.exit_code == 2 and "another command is writing as `control-plane.local`" in found.output
 
 
 def test_what_a_request_of_the_server_holds_stays_its_own(running: Service) -> None:
@@ -176,7 +176,7 @@ def test_a_job_of_the_server_is_not_said_to_be_cancelled(running: Service, make_
     job = running.jobs.start("check", work, principal="carl", tenant=None, parameters={}).job
     assert begun.wait(10)
     refused = run("job", "cancel", job, "--as", "carl")
-    assert refused.exit_code == 2 and "another process works on this job" in refused.stderr
+    assert refused.exit_code == 2 and "another process runs this job" in refused.stderr
     assert running.jobs.get(job, principal="carl").ended_us is None
     running.jobs.cancel(job, principal="carl")
     until(lambda: running.jobs.get(job, principal="carl").ended_us is not None)

@@ -151,7 +151,7 @@ def test_a_case_shows_who_follows_it_and_who_has_not_said_so(
     assert stepped(client, dpo, case, "restrict", ground="18(1)(a)").status_code == 200
     body = client("GET", f"{CASES}/{case}", dpo).json()
     assert body["restricted"] and "worker" in body["not_followed_by"]
-    assert any("not followed yet by" in duty for duty in body["duties"])
+    assert any("do not follow the restriction yet" in duty for duty in body["duties"])
     event = ProcessingRestricted(worker.now_us, case, "acme", "user-2", "restricted")
     ship(client, people["worker"], worker, worker.batch([event]))
     body = client("GET", f"{CASES}/{case}", dpo).json()

@@ -15,8 +15,8 @@ from kvcustody.audit.store.schema.retention import cosignatures
 from kvcustody.audit.store.schema.trees import checkpoints
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 
-UNWITNESSED = "no witness has signed this ledger: split views and cut tails are undetected"
-BEHIND = "no witness has signed what was written since"
+UNWITNESSED = "no witness has signed this ledger: split views and truncated tails stay undetected"
+BEHIND = "no witness has signed newer records"
 
 
 class WitnessSeen(NamedTuple):

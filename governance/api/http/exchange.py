@@ -171,7 +171,7 @@ class Exchange:
         """Raise `malformed` unless the request has exactly one `Host`."""
         values = self.headers.get(b"host", [])
         if len(values) != 1 or _HOST.fullmatch(values[0]) is None:
-            raise ProblemError("malformed", "a request has one `Host`")
+            raise ProblemError("malformed", "a request must have exactly one `Host`")
 
     def check_text(self, *, query: bool) -> None:
         """Raise `malformed` for U+0000 in path, headers or (where `query` says so) the query: no database stores it.
@@ -185,7 +185,7 @@ class Exchange:
             *chain.from_iterable(self.headers.values()),
         )
         if any(b"\0" in part for part in parts):
-            raise ProblemError("malformed", "path, query or headers have the character U+0000")
+            raise ProblemError("malformed", "path, query or headers contain the character U+0000")
 
     @property
     def certificate(self) -> str | None:

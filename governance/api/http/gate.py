@@ -331,5 +331,5 @@ def _query(exchange: Exchange, function: OperationFunction) -> dict[str, str]:
     query = dict(pairs)
     function.check_query(query)
     if len(query) != len(pairs):
-        raise ProblemError("invalid", errors=[{"at": "query", "what": "a parameter came twice"}])
+        raise ProblemError("invalid", errors=[{"at": "query", "what": "a parameter is given twice"}])
     return query

@@ -20,7 +20,7 @@ def check_json(body: bytes, content_type: str) -> None:
     for part in content_type.split(";")[1:]:
         name, _, value = part.partition("=")
         if name.strip().lower() == "charset" and value.strip().strip('"').lower() not in ("utf-8", "utf8"):
-            raise ProblemError("unsupported-media-type", "a body is UTF-8")
+            raise ProblemError("unsupported-media-type", "a body must be UTF-8")
     if not body:
         return
     try:
@@ -52,7 +52,7 @@ def _check_depth(found: Any) -> None:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name comes twice in one object of the body")
+        raise ValueError("a name appears twice in one object of the body")
     return found
 
 

@@ -77,7 +77,7 @@ class _Ending:
         except asyncio.CancelledError:
             if not self._service.stopping.is_set():
                 raise
-            _log.info("request cut off at the end of the service")
+            _log.info("request cut off at shutdown")
             if not begun:
                 status, headers, body = problem_answer(ProblemError("unavailable", "the service ends"))
                 headers = [*headers, (b"connection", b"close")]
@@ -201,7 +201,7 @@ def _renewed(settings: ServiceSettings, contexts: Sequence[ssl.SSLContext | None
                     context.load_verify_locations(settings.tls_client_ca_path)
     except (OSError, ssl.SSLError):
         return False
-    _log.info("TLS files read again")
+    _log.info("TLS files reloaded")
     return True
 
 

@@ -30,7 +30,7 @@ class Model(BaseModel):
     @classmethod
     def _storable(cls, value: Any) -> Any:
         if _has_nul(value):
-            raise ValueError("has the character U+0000")
+            raise ValueError("contains the character U+0000")
         return value
 
 

@@ -353,7 +353,7 @@ def consistent(
     desk: DeskDep,
     old_size: Annotated[int, Query(ge=1, lt=LARGE), NUMBER],
     size: Annotated[int, Query(ge=1, lt=LARGE), NUMBER],
-    log: Annotated[str, Query(min_length=1, max_length=320, description="A sub-log, or `root`.")] = "root",
+    log: Annotated[str, Query(min_length=1, max_length=320, description="Name of a log, or `root`.")] = "root",
 ) -> dict[str, Any]:
     """Prove that a log only grew between two sizes."""
     if old_size > size:
@@ -370,7 +370,7 @@ def tile(
     desk: DeskDep,
     level: Annotated[int, Path(ge=0, le=7, examples=[0]), NUMBER],
     index: Annotated[int, Path(ge=0, lt=LARGE, examples=[0]), NUMBER],
-    log: Annotated[str, Query(min_length=1, max_length=320, description="A sub-log, or `root`.")] = "root",
+    log: Annotated[str, Query(min_length=1, max_length=320, description="Name of a log, or `root`.")] = "root",
     width: Annotated[int, Query(ge=1, le=_TILE_WIDTH), NUMBER] = _TILE_WIDTH,
 ) -> Content:
     """Get a tile of hashes (C2SP tlog-tiles): `width` hashes of 32 bytes."""

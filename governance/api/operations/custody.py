@@ -74,7 +74,7 @@ LastDaySince = Annotated[
     int | None, MOMENT, MOMENT_SCHEMA, Query(ge=0, lt=LARGE, description="Default: a day before `until`.")
 ]
 UntilNow = Annotated[int | None, MOMENT, MOMENT_SCHEMA, Query(ge=0, lt=LARGE, description="Default: now.")]
-Subject = Annotated[str, Query(min_length=1, max_length=128, description="The subject's own name, not its pseudonym.")]
+Subject = Annotated[str, Query(min_length=1, max_length=128, description="The subject's name, not its pseudonym.")]
 Party = Annotated[str | None, Query(min_length=1, max_length=257, description="A tenant, as the answer names it.")]
 _read = partial(Operation, method="GET", action=READ, tag="custody", recorded=True)
 
@@ -170,7 +170,7 @@ def subject_of(
         int | None,
         MOMENT,
         MOMENT_SCHEMA,
-        Query(ge=0, lt=LARGE, description="As of this UTC µs, or ISO 8601; default: now."),
+        Query(ge=0, lt=LARGE, description="As of this time, in UTC microseconds or ISO 8601; default: now."),
     ] = None,
 ) -> dict[str, Any]:
     """Get one subject's page: what is held, why and until when, what still exists, and what was erased."""
@@ -185,7 +185,7 @@ def _named(caller: Caller, desk: Desk, tenant: str | None, subject: str) -> tupl
     """The tenant of a subject that a caller asks about, and the subject's pseudonyms."""
     mine = desk.tenant_of(caller, READ, tenant)
     if mine is None:
-        raise ProblemError("invalid", "a subject is asked for with its tenant")
+        raise ProblemError("invalid", "`subject` needs `tenant` too")
     return mine, desk.names_of(mine, subject)
 
 
@@ -232,12 +232,14 @@ def covered(
     since: LastDaySince = None,
     until: UntilNow = None,
     classification: Annotated[str | None, Query(min_length=1, max_length=128)] = None,
-    model: Annotated[str | None, Query(pattern=r"^([0-9a-f]{16}|unknown)$", description="As leaves name it.")] = None,
+    model: Annotated[
+        str | None, Query(pattern=r"^([0-9a-f]{16}|unknown)$", description="The name as leaves have it.")
+    ] = None,
     tier: Annotated[
         str | None,
         Query(
             pattern=r"^(device|host|nvme|remote)$",
-            description="`device`: blocks alone; another: copies in that tier alone.",
+            description="`device` for blocks only, or a tier for its copies only.",
         ),
     ] = None,
 ) -> dict[str, Any]:

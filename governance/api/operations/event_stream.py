@@ -61,9 +61,9 @@ async def stream(
     caller: CallerDep,
     service: ServiceDep,
     tenant: Tenant = None,
-    shape: Annotated[SiemFormat, Query(description="OCSF, CloudEvents, or the leaf as it stands.")] = SiemFormat.OCSF,
+    shape: Annotated[SiemFormat, Query(description="OCSF, CloudEvents, or the unchanged leaf.")] = SiemFormat.OCSF,
     begin: Annotated[
-        str, Query(pattern="^(oldest|newest)$", description="Where a stream without a cursor begins.")
+        str, Query(pattern="^(oldest|newest)$", description="Where a stream without a cursor starts.")
     ] = "oldest",
     wait: Annotated[int, Query(ge=0, le=30, description="Seconds to wait for something new."), NUMBER] = 0,
     cursor: Cursor = None,

@@ -102,10 +102,12 @@ def add_fleet(api: Declarations) -> None:
 
 
 _SINK_ACTS = {
-    "detach": "Give a webhook nothing more, over restarts too; its place stays.",
-    "attach": "Give a webhook leaves again, from where it was.",
-    "retry": "Send a webhook the batches again that were given up, oldest first.",
-    "acknowledge": "Show no longer what a webhook lost so far in restores and purges: somebody saw it.",
+    "detach": "Pause a webhook. It stays paused over restarts and keeps its position.",
+    "attach": "Resume a webhook from its position.",
+    "retry": "Send the failed batches of a webhook again, oldest first.",
+    "acknowledge": (
+        "Acknowledge the leaves that a webhook lost in restores and purges, so that they are no longer shown."
+    ),
 }
 
 
@@ -291,7 +293,9 @@ async def owed(
     caller: CallerDep,
     service: ServiceDep,
     wait: Wait = 0,
-    known: Annotated[str, Query(max_length=4096, pattern=r"^[a-f0-9,]*$", description="Orders that it has.")] = "",
+    known: Annotated[
+        str, Query(max_length=4096, pattern=r"^[a-f0-9,]*$", description="Orders that the worker has.")
+    ] = "",
 ) -> dict[str, Any]:
     """List the scans ordered from this worker; held open up to `wait` seconds for a new one."""
     taken = set(known.split(","))

@@ -29,10 +29,11 @@ from kvcustody.governance.service.page_cursor import CursorBinding
 
 _manage = partial(Operation, action=Permission.MANAGE_KEYS, tag="keys")
 _ORDERS = {
-    "rotate": (ROTATE, "Order that every worker begin a new key epoch of a tenant; what was cached under earlier ones "
-               "is found no more, and swept."),
-    "destroy": (DESTROY, "Order that every worker destroy the key epochs that a tenant has now, and begin a new one: a "
-                "crypto-erasure of what they sealed. Earlier segments of the tenant are misses until declared again."),
+    "rotate": (ROTATE, "Order every worker to start a new key epoch for a tenant. Blocks cached under earlier "
+                       "epochs are no longer found, and are swept."),
+    "destroy": (DESTROY, "Order every worker to destroy a tenant's key epochs and to start a new one: a "
+                         "crypto-erasure of everything they sealed. The tenant's earlier segments are misses until "
+                         "they are declared again."),
 }  # fmt: skip
 
 

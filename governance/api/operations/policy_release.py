@@ -53,30 +53,31 @@ if TYPE_CHECKING:
     from kvcustody.governance.service.service import Service
 
 Number = Annotated[int, Path(ge=1, lt=1 << 31, examples=[3]), NUMBER]
-IfMatch = Annotated[str | None, Header(max_length=200, description="The `ETag` of the release that you have seen.")]
+IfMatch = Annotated[str | None, Header(max_length=200, description="The `ETag` of the release that you read last.")]
 POLICY_STEPS = (
     Permission.APPROVE_POLICY,
     Permission.STAGE_POLICY,
     Permission.NARROW_POLICY,
     Permission.WRITE_POLICY,
 )
-"""Whoever takes a step of a release sees what is in effect too."""
+"""Every role that takes a step of a release may read the policy in effect."""
 _read = partial(Operation, method="GET", action=Permission.READ_POLICY, tag="policies")
 _STEPS: tuple[tuple[str, str, Permission, tuple[ReleaseAction, ...], bool | None, str], ...] = (
     ("proposePolicy", "propose", Permission.WRITE_POLICY, (ReleaseAction.PROPOSED,), None,
-     "Propose a document as the next revision, or again what an earlier revision said (a roll-back)."),
+     "Propose a document as the next revision, or the content of an earlier revision (a rollback)."),
     ("approvePolicy", "approve", Permission.APPROVE_POLICY, (ReleaseAction.APPROVED,), None,
-     "Approve a revision that somebody else proposed, and exactly what it widens."),
+     "Approve a revision that another person proposed, and exactly the access that it adds."),
     ("consentToPolicy", "consent", Permission.CONSENT, (ReleaseAction.CONSENTED,), None,
-     "The owner's consent to what a revision opens on its own tenant's data."),
+     "Consent, as the data's owner, to the access that a revision opens to your tenant's data."),
     ("activatePolicy", "activate", Permission.ACTIVATE_POLICY, (ReleaseAction.ACTIVATED,), False,
-     "Put an approved revision into effect, once its proof holds and every owner has consented."),
+     "Put an approved revision into effect, after its proof holds and every owner has consented."),
     ("stagePolicy", "stage", Permission.STAGE_POLICY, (ReleaseAction.ACTIVATED,), True,
      "Put an approved revision into effect for some tenants, or for a share of them."),
     ("revokeGrants", "revoke", Permission.NARROW_POLICY, (ReleaseAction.REVOKED,), None,
-     "Take grants, segments or groups back for good; in effect before it is on record."),
+     "Revoke grants, segments or groups permanently. It takes effect before it is on record."),
     ("breakGlass", "break-glass", Permission.NARROW_POLICY, (ReleaseAction.BROKE_GLASS,), None,
-     "One person's act in an emergency, for hours: only narrower, or a revision that was in effect."),
+     ("Change the policy alone in an emergency, for some hours. Only a narrower document or a revision "
+"that was in effect is accepted.")),
 )  # fmt: skip
 
 

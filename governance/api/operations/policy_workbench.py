@@ -188,7 +188,7 @@ def _active(service: Service) -> DecisionTable:
     try:
         return service.policies_in_effect().the_table(service.policies.released())
     except PolicyError as error:
-        raise ProblemError("conflict", f"{error.message}; send the document that is meant") from None
+        raise ProblemError("conflict", f"{error.message}; send exactly one document") from None
 
 
 def _answer(service: Service, task: Callable[..., Any], *given: Any, more: int = 0) -> Content:

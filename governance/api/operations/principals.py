@@ -148,9 +148,9 @@ def principal(service: ServiceDep, name: Named) -> dict[str, Any]:
 def enrol(caller: CallerDep, service: ServiceDep, who: Enrolment) -> dict[str, Any]:
     """Enrol a principal, and issue its first key."""
     if Role.BOOTSTRAP in who.roles:
-        raise ProblemError("invalid", "the bootstrap role is given by `kvcustody init` alone")
+        raise ProblemError("invalid", "only `kvcustody init` gives the bootstrap role")
     if who.certificate is not None and not PROCESSES.intersection(who.roles):
-        raise ProblemError("invalid", "a key is bound to a certificate for a worker or a door alone")
+        raise ProblemError("invalid", "only a worker's or a door's key can be bound to a certificate")
     made = service.principals.enrol(who.name, who.roles, tenant=who.tenant, kind=who.kind, by=caller.name)
     days = who.key_days or service.settings.key_days
     key = service.principals.issue_key(who.name, days=days, certificate=who.certificate, by=caller.name)
@@ -163,7 +163,7 @@ def issue_key(caller: CallerDep, service: ServiceDep, name: Named, how: KeyReque
     With `overlap_days` the principal's other keys end after so many days: the way to another client certificate.
     """
     if Role.BOOTSTRAP in service.principals.get(name).roles:
-        raise ProblemError("invalid", "a bootstrap key is made by `kvcustody init` alone")
+        raise ProblemError("invalid", "only `kvcustody init` makes a bootstrap key")
     bound, overlap = how.certificate, how.overlap_days
     issue = service.principals.issue_key
     made = issue(name, days=how.days, overlap_days=overlap, certificate=bound, by=caller.name)
@@ -175,7 +175,7 @@ def enable(caller: CallerDep, service: ServiceDep, who: PrincipalName) -> dict[s
     return shown(service.principals.enable(who.name, by=caller.name))
 
 
-AllowLast = Annotated[bool, Query(description="Even the last key of the last who manages keys.")]
+AllowLast = Annotated[bool, Query(description="Allow it even for the last key of the last principal who manages keys.")]
 Prefix = Annotated[str, Path(pattern=r"^[0-9a-f]{12}$", examples=["0f1e2d3c4b5a"])]
 
 
@@ -287,9 +287,9 @@ def end_session(service: ServiceDep, wire: WireDep) -> Content:
 
 def _enrolled(by: str) -> None:
     if by == "token":
-        raise ProblemError("conflict", "a token's issuer keeps its principal; there is no key or session for it here")
+        raise ProblemError("conflict", "principals from a token issuer have no keys or sessions here")
     if by == "local":
-        raise ProblemError("conflict", "a key or a session of one's own is asked for over a server")
+        raise ProblemError("conflict", "own keys and sessions need a server (--server)")
 
 
 def shown(found: PrincipalRecord) -> dict[str, Any]:

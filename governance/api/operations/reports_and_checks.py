@@ -136,9 +136,9 @@ def make_report(caller: CallerDep, service: ServiceDep, what: ReportRequest) -> 
 
 
 SCHEDULE_ACTS = {
-    "pause": "Make nothing more by a schedule until it is resumed. What falls due until then is not made.",
-    "resume": "Make reports by a schedule again, from the next period on.",
-    "delete": "End a schedule. What it made stays on the list; what waited to be handed over is given up.",
+    "pause": "Pause a schedule. Reports that fall due while it is paused are not made.",
+    "resume": "Resume a schedule from the next period on.",
+    "delete": "Delete a schedule. Its finished reports stay listed, and its pending deliveries are cancelled.",
 }
 
 
@@ -180,7 +180,9 @@ def _new_schedule(caller: Caller, service: Service, what: ScheduleRequest) -> Sc
 def _check_hands_over(caller: Caller, destinations: Sequence[object]) -> None:
     """Raise `forbidden` where this person may read reports, and have none handed over."""
     if destinations and not may_hand_over(caller):
-        raise ProblemError("forbidden", "a tenant's administrator has reports handed over; its viewers read them")
+        raise ProblemError(
+            "forbidden", "only a tenant's administrator may schedule deliveries; viewers may read the reports"
+        )
 
 
 def change_schedule(caller: Caller, service: Service, schedule: str, act: str, reason: str) -> Schedule:
@@ -192,7 +194,7 @@ def change_schedule(caller: Caller, service: Service, schedule: str, act: str, r
     if not whole and (caller.tenant is None or current.tenant != caller.tenant):
         raise not_found()
     if not whole and current.principal != caller.name and Role.TENANT_ADMIN not in caller.roles:
-        raise ProblemError("forbidden", "another person made it")
+        raise ProblemError("forbidden", "another person created it")
     if act == "resume":
         _check_hands_over(caller, current.destinations)
     return service.schedules.change(schedule, act, by=caller.name, reason=reason)

@@ -101,7 +101,7 @@ class TransferQuery(ParameterGroup):
     """Conditions on decisions."""
 
     tenant: Tenant = None
-    tier: Annotated[str | None, Query(pattern=r"^(host|nvme|remote)$", description="Only about this tier.")] = None
+    tier: Annotated[str | None, Query(pattern=r"^(host|nvme|remote)$", description="Only this tier.")] = None
     action: Annotated[str | None, Query(pattern=r"^(store|restore)$", description="Only stores, or only restores.")] = (
         None
     )
@@ -109,14 +109,14 @@ class TransferQuery(ParameterGroup):
         str | None,
         Query(
             pattern=r"^(transfer|recompute|none)$",
-            description="`transfer`: what was moved; `recompute`: what was left to be computed.",
+            description="`transfer` for moved blocks, `recompute` for blocks left to be computed.",
         ),
     ] = None
     outcome: Annotated[
         str | None,
         Query(
             pattern=r"^(done|partial|failed|none)$",
-            description="What came of it; `none`: nothing was to be moved.",
+            description="The result; `none` where nothing was to be moved.",
         ),
     ] = None
     residency: Annotated[
@@ -124,7 +124,7 @@ class TransferQuery(ParameterGroup):
         Query(
             ge=0,
             lt=LARGE,
-            description="The request that blocks were restored for; 0: stores, which are for none.",
+            description="The request that blocks were restored for; 0 for stores, which belong to no request.",
         ),
         NUMBER,
     ] = None
@@ -167,13 +167,13 @@ def explained(
     *,
     residency: Annotated[
         int,
-        Query(ge=0, lt=LARGE, description="The request's number, as its process counts.", examples=[17]),
+        Query(ge=0, lt=LARGE, description="The request's number within its process.", examples=[17]),
         NUMBER,
     ],
     incarnation: Incarnation = None,
     worker: Annotated[
         str | None,
-        Query(min_length=1, max_length=128, description="Of this worker's processes alone."),
+        Query(min_length=1, max_length=128, description="Only processes of this worker."),
     ] = None,
     tenant: Tenant = None,
 ) -> dict[str, Any]:

@@ -173,26 +173,28 @@ async def erasures(
     caller: CallerDep,
     service: ServiceDep,
     wait: Wait = 0,
-    known: Annotated[str, Query(max_length=4096, pattern=r"^[A-Za-z0-9,-]*$", description="Orders that it has.")] = "",
+    known: Annotated[
+        str, Query(max_length=4096, pattern=r"^[A-Za-z0-9,-]*$", description="Orders that the worker has.")
+    ] = "",
     keys: Annotated[
         int | None,
-        Query(ge=0, lt=LARGE, description="The newest order on keys that it has; 0: none."),
+        Query(ge=0, lt=LARGE, description="The newest key order that the worker has; 0 for none."),
         NUMBER,
     ] = None,
     enforcement: Annotated[
         int | None,
-        Query(ge=-1, lt=LARGE, description="The order on enforcement that it has; -1: none."),
+        Query(ge=-1, lt=LARGE, description="The enforcement order that the worker has; -1 for none."),
         NUMBER,
     ] = None,
     restrictions: Annotated[
         str | None,
-        Query(max_length=64, pattern=r"^[0-9a-f]*$", description="Digest of the restrictions that it follows."),
+        Query(max_length=64, pattern=r"^[0-9a-f]*$", description="Digest of the restrictions that the worker follows."),
     ] = None,
     done: Annotated[
         bool,
         Query(
             alias="completed",
-            description="Instead of erasures that it owes, at once: those of a subject or tenant that it completed.",
+            description="Return at once the completed erasures of a subject or tenant, not the pending ones.",
         ),
     ] = False,
 ) -> dict[str, Any]:
@@ -350,17 +352,17 @@ async def epochs(
     service: ServiceDep,
     known: Annotated[
         int | None,
-        Query(ge=0, lt=LARGE, description="The version that it acts by; without it nothing is acknowledged."),
+        Query(ge=0, lt=LARGE, description="The version in use; omit it to acknowledge nothing."),
         NUMBER,
     ] = None,
-    floor: Annotated[int, Query(ge=0, lt=LARGE, description="The floor of what it has."), NUMBER] = 0,
+    floor: Annotated[int, Query(ge=0, lt=LARGE, description="The floor of its epochs."), NUMBER] = 0,
     after: Annotated[
         int | None,
-        Query(ge=0, lt=LARGE, description="The version that pages go on from, where it is not `known`."),
+        Query(ge=0, lt=LARGE, description="The version that pages continue from, if it is not `known`."),
         NUMBER,
     ] = None,
     scopes: Annotated[
-        str, Query(pattern=r"^[0-9a-f]{0,32}$", description="Digest of the scopes that it names requests by.")
+        str, Query(pattern=r"^[0-9a-f]{0,32}$", description="Digest of the scopes that it uses to name requests.")
     ] = "",
     lost: Annotated[
         int | None,

@@ -166,7 +166,7 @@ class ServiceAuthenticator:
         try:
             return None if proven.tenant is None else self._principals.named(proven.tenant)
         except ConfigError:
-            raise refused("token's tenant could be several issuers'") from None
+            raise refused("several issuers could have issued the token's tenant") from None
 
     def _by_key(self, authorization: str, key: str, certificate: str | None) -> Caller:
         prefix = prefix_of(key)

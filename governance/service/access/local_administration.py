@@ -81,7 +81,7 @@ def local_turn(settings: ServiceSettings) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     name = local_writer(settings)
-                    raise LedgerError(f"another command writes as `{name}`: wait for its end") from None
+                    raise LedgerError(f"another command is writing as `{name}`: wait until it ends") from None
                 time.sleep(_LOOK_SECONDS)
         yield
     finally:

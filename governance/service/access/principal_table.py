@@ -101,7 +101,7 @@ def _role(name: str) -> Role | None:
     try:
         return Role(name)
     except ValueError:
-        _log.warning("a role is not known and gives nothing", role=name)
+        _log.warning("an unknown role is ignored", role=name)
         return None
 
 

@@ -102,7 +102,7 @@ def check_last_custodian(
     if not left and not any(keys for manager, keys in asking.items() if manager != name):
         raise ProblemError(
             "conflict",
-            f"`{name}` is the last who manages keys; enrol another, or say that the last one is meant (`allow_last`)",
+            f"`{name}` is the last principal who manages keys; enrol another first, or allow it with `allow_last`",
         )
 
 
@@ -251,9 +251,9 @@ class Principals:
         if principal.disabled_us is not None:
             raise ProblemError("conflict", f"principal `{name}` is disabled")
         if principal.kind == TOKEN:
-            raise ProblemError("conflict", f"principal `{name}` is kept by an issuer of tokens; it has no keys")
+            raise ProblemError("conflict", f"principal `{name}` comes from a token issuer and has no keys")
         if certificate is not None and not PROCESSES.intersection(principal.roles):
-            raise ProblemError("invalid", "a key is bound to a certificate for a worker or a door alone")
+            raise ProblemError("invalid", "only a worker's or a door's key can be bound to a certificate")
         self._claim(by, principal.roles)
         now_us = self._clock.utc_us()
         if certificate is None and overlap_days is not None:
@@ -333,7 +333,7 @@ class Principals:
         """
         owner, now_us = self.get(principal), self._clock.utc_us()
         if owner.name == by:
-            raise ProblemError("conflict", "a key is kept by another than whose it is")
+            raise ProblemError("conflict", "a key can only be kept by its own principal")
         where = (service_keys.c.prefix == prefix) & (service_keys.c.principal == owner.name)
         with self._engine.connect() as connection:
             row = stored_row(connection, select(*KEY_COLUMNS).where(where))
@@ -342,7 +342,7 @@ class Principals:
             raise not_found()
         key = key_of(row)
         if not is_valid or not (key.made_with or key.in_session):
-            why = "stands alone already" if is_valid else "is not valid any more"
+            why = "stands alone already" if is_valid else "is no longer valid"
             raise ProblemError("conflict", f"key `{prefix}` {why}")
         check_read(owner)
         self._claim(by, owner.roles)
@@ -492,7 +492,7 @@ class Principals:
                 where = service_keys.c.prefix == prefix
                 connection.execute(update(service_keys).where(where).values(used_us=now_us))
         except Exception:
-            _log.info("last use of an API key not noted", exc_info=True)
+            _log.info("last use of an API key not recorded", exc_info=True)
 
     def _note(self, principal: PrincipalRecord, action: str, by: str, detail: str = "") -> None:
         roles = tuple(sorted(principal.roles))
@@ -537,15 +537,15 @@ def _checked_name(name: str) -> None:
     check_identifier("principal", name)
     if name.lower() in RESERVED_NAMES:
         raise IdentityError(
-            f"principal: `{name}` is an actor of the product's own in the ledger; choose another name",
+            f"principal: `{name}` is reserved for kvcustody's own records; choose another name",
             field="principal",
             reason="reserved",
         )
     if ":" in name:
         raise IdentityError(
-            "principal: `:` is for names that a token issuer gives", field="principal", reason="has `:`"
+            "principal: `:` is reserved for names from token issuers", field="principal", reason="has `:`"
         )
 
 
 def _taken(name: str) -> ProblemError:
-    return ProblemError("conflict", f"principal `{name}` exists; names are never given twice")
+    return ProblemError("conflict", f"principal `{name}` exists; names are never reused")

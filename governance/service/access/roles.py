@@ -137,10 +137,10 @@ def check_roles(roles: Iterable[Role], tenant: str | None) -> frozenset[Role]:
         raise _refused("must hold at least one role")
     for one, other in APART:
         if one in held and other in held:
-            raise _refused(f"`{one}` and `{other}` may not be held by one principal")
+            raise _refused(f"`{one}` and `{other}` cannot be held by one principal")
     for role in sorted(ALONE & held):
         if len(held) > 1:
-            raise _refused(f"`{role}` combines with no other role")
+            raise _refused(f"`{role}` cannot be combined with other roles")
     if held & OF_TENANTS and tenant is None:
         raise _refused(f"`{min(held & OF_TENANTS)}` needs a tenant")
     if tenant is not None and not held <= OF_TENANTS:

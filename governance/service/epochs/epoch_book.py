@@ -161,7 +161,7 @@ class EpochBook:
             newest, _ = newest_and_floor(connection)
             most = max(newest, now_us)
             if known is not None and known > most:
-                raise ProblemError("conflict", f"no version `{known}` was ever given out")
+                raise ProblemError("conflict", f"version `{known}` was never issued")
             last_us = connection.scalar(select(func.max(_table.raised_us)).where(_table.kind == _RESTORED))
             if known is not None and 0 <= now_us - (last_us or 0) < RESTORED_SECONDS * MICROSECONDS:
                 raise ProblemError("unavailable", "the fleet was raised for that just now")
@@ -404,6 +404,6 @@ class EpochTurns:
                 SQLAlchemyError,
                 CustodyError,
             ) as error:  # the database is away: the next turn tries again
-                _log.warning("erase epochs are not looked at", reason=type(error).__name__)
+                _log.warning("erase epochs cannot be checked", reason=type(error).__name__)
             self._wake.wait(BATCH_SECONDS)
             self._wake.clear()

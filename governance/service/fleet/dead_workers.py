@@ -119,7 +119,7 @@ class DeadWorkers:
             asked = _asked_by_another(connection, incarnation, actor, now_us - ASKED_US)
         silent_seconds = (now_us - heard_us) // SECOND_US
         if silent_seconds < AT_WORK_SECONDS:
-            raise ProblemError("conflict", f"the process was heard {silent_seconds} s ago: it is at work")
+            raise ProblemError("conflict", f"the process sent a message {silent_seconds} s ago: it is running")
         if asked is None:
             self._record(WorkerClosingAsked(self._clock.now_us(), open_lives[0].worker, incarnation, actor, reason))
             return "asked"
@@ -145,7 +145,7 @@ class DeadWorkers:
                 continue
             if done and why.closed_by == SILENCE:
                 days = self._bound_seconds // DAY_SECONDS
-                _log.warning("nothing was heard of a process: it is closed", incarnation=incarnation, days=days)
+                _log.warning("a silent process is closed", incarnation=incarnation, days=days)
 
     def close(self) -> None:
         """End the thread once its step is over; may be called again."""

@@ -51,7 +51,7 @@ def order(
     with service.reading() as connection:
         found = enforcement.newest_order(connection)
     if found is None:
-        raise LedgerError("the order is not on record")
+        raise LedgerError("the order could not be recorded")
     return found._asdict()
 
 

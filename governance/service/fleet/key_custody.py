@@ -50,7 +50,7 @@ def hand_over(service: Service, actor: str, kind: SigningKind | None) -> list[Si
     """Hand the ledger over to a new signing key (rule 1); returns every key afterwards."""
     with _handing_over:
         if service.signer is None:
-            raise ProblemError("conflict", "another process signs this ledger; it hands its key over")
+            raise ProblemError("conflict", "another process signs this ledger; rotate the key there")
         path, signer = service.settings.signing_key_path, service.signer
         signer.close()
         try:
@@ -72,7 +72,7 @@ def confirm_break(service: Service, actor: str, reason: str) -> LogBreak:
     """
     with _handing_over:
         if service.signer is None:
-            raise ProblemError("conflict", "another process signs this ledger; it confirms the break")
+            raise ProblemError("conflict", "another process signs this ledger; confirm the break there")
         path, signer = service.settings.signing_key_path, service.signer
         key = read_signing_key(path)
         signer.close()

@@ -158,9 +158,9 @@ class PolicyReleases:
         """
         record = read_record(data)
         if record.action not in steps:
-            raise ProblemError("invalid", f"this operation does not take a step `{record.action.value}`")
+            raise ProblemError("invalid", f"this operation does not accept a step `{record.action.value}`")
         if record.actor != caller:
-            raise ProblemError("forbidden", "a step is signed by the principal who sends it")
+            raise ProblemError("forbidden", "a step must be signed by the principal who sends it")
         self._check_time(record)
         state = self.state()
         if record.number != len(state.records) + 1:
@@ -196,7 +196,7 @@ class PolicyReleases:
         if type(revision) is not int:
             raise ReleaseError("the step names no revision")
         if (record.body.get("stage") is not None) is not staged:
-            raise ProblemError("invalid", "the step is staged where it must not be, or is not where it must be")
+            raise ProblemError("invalid", "`stage` needs a staged step, and no other operation accepts one")
         proposal = state.proposal(revision)
         state.check_activable(proposal, max(self._clock.utc_us(), record.at_us))
         gates.check(state, proposal, self.assess)

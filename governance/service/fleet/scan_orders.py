@@ -118,7 +118,7 @@ class ScanOrders:
             if scan is not None:
                 found = scan_of(connection, incarnation, scan)
                 if found is None:
-                    raise ProblemError("conflict", "the ledger has no such scan yet")
+                    raise ProblemError("conflict", "the ledger does not have this scan yet")
                 values |= {"scan": scan, "findings": found[0].findings, "reason": None}
             connection.execute(update(service_scan_orders).where(_table.scan_order == order).values(**values))
             return self._get(connection, order, now_us)
@@ -167,7 +167,7 @@ def _check_runs(connection: Connection, worker: str) -> None:
     if not registered and worker not in {period.worker for period in work_periods(leaves).values()}:
         raise not_found()
     if not registered - ends(leaves).keys():
-        raise ProblemError("conflict", f"worker `{worker}` has no process that takes orders from here")
+        raise ProblemError("conflict", f"worker `{worker}` has no process that takes orders from this control plane")
 
 
 def _order(row: StoredRow, now_us: int) -> ScanOrder:

@@ -98,7 +98,7 @@ class Sinks:
     def _changed(self, name: str, action: str, by: str, reason: str) -> DeliveryPump:
         pump = self._pumps.get(name)
         if name in self._elsewhere:
-            raise ProblemError("conflict", f"sink `{name}` is the control plane's: ask it with --server")
+            raise ProblemError("conflict", f"sink `{name}` belongs to the control plane: ask it with --server")
         if pump is None:
             raise not_found()
         self._record(SinkChanged(self._clock.now_us(), name, action, by, reason))

@@ -62,13 +62,13 @@ def request_erasure(service: Service, worker: str, erasure: str, selector: str, 
                 there = None
             if there is not None:
                 if there.actor != worker or there.tenant != chosen.tenant:
-                    raise ProblemError("conflict", "an erasure of this id is on record, and is another")
+                    raise ProblemError("conflict", "another erasure with this id is on record")
                 return False
             issuer = (chosen.tenant or "").partition(SEPARATOR)[2]
             if issuer and not known_issuers(connection).knows(issuer):
                 raise ProblemError(
                     "conflict",
-                    f"the ledger knows no issuer `{issuer}`: have it assigned first (`assignIssuer`)",
+                    f"the ledger knows no issuer `{issuer}`: assign it first (`assignIssuer`)",
                 )
             try:
                 check_not_restricted(connection, chosen, service.subject_keys)

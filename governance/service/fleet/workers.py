@@ -198,7 +198,7 @@ class Fleet:
         bound = self._apart_us // SECOND_US
         return (
             f"{abs(by_us) // SECOND_US} s {way} this service's clock, over {bound} s (`worker_clock_seconds`): "
-            "set the wrong one right, as by NTP"
+            "correct the wrong one, for example with NTP"
         )
 
     def forget(self) -> None:

@@ -44,7 +44,7 @@ class DatabaseProbe(Generic[Read]):
         self._state = threading.Condition()
         self._wanted = self._ending = False
         self._asked_at: float | None = None  # of the question that is out
-        self._found: DatabaseAnswer[Read] = DatabaseAnswer(None, "it was not asked yet")
+        self._found: DatabaseAnswer[Read] = DatabaseAnswer(None, "it was not checked yet")
         self._found_at = float("-inf")
         self._thread = GuardingThread(self._run, name="kvcustody-database-probe")
         self._thread.start()

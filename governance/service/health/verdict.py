@@ -156,7 +156,7 @@ class ServiceVerdict:
     def _of_parts(self) -> Iterator[Trouble]:
         status = self._observed.writer_status()
         if not (status.healthy and status.admitting):
-            cause = status.cause or "the writer does not admit"
+            cause = status.cause or "the writer refuses new custody"
             yield Trouble(TroubleKind.LEDGER, f"the service's own events are not committed: {cause}")
         refusal = self._observed.batch_refusal()
         if refusal:
@@ -165,7 +165,7 @@ class ServiceVerdict:
         if signer is not None and (signer.refused or signer.problem):
             yield Trouble(TroubleKind.SIGNER, f"nothing is signed: {signer.refused or signer.problem}")
         if self._observed.clock_in_doubt():
-            yield Trouble(TroubleKind.CLOCK, "the clock is in doubt: it jumped, and nobody has confirmed its time")
+            yield Trouble(TroubleKind.CLOCK, "the clock is in doubt: it jumped, and nobody has confirmed it")
         for name in not_guarding():
             yield Trouble(TroubleKind.THREAD, f"the thread `{name}` has ended or keeps failing")
         for said in self._observed.sink_troubles():

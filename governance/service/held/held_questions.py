@@ -150,7 +150,7 @@ class HeldQuestions(Generic[Seen]):
             seen = self._look()
         except (SQLAlchemyError, CustodyError, OSError):
             if not self._failing:
-                _log.warning("news for workers that wait cannot be read", exc_info=True)
+                _log.warning("news for waiting workers cannot be read", exc_info=True)
             self._failing = True
             return
         self._failing = False

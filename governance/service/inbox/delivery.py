@@ -81,7 +81,7 @@ class InboxDelivery:
             try:
                 self.deliver_once()
             except Exception:
-                _log.error("inbox cannot be read", exc_info=True)
+                _log.error("the inbox cannot be read", exc_info=True)
 
     def _load(self) -> None:
         try:
@@ -89,7 +89,7 @@ class InboxDelivery:
         except FileNotFoundError:
             return
         except (OSError, ValueError, RecursionError) as error:
-            _log.warning("what was delivered is not known", reason=type(error).__name__)
+            _log.warning("the list of delivered items cannot be read", reason=type(error).__name__)
             return
         for receiver in self._receivers:
             self._told[receiver] = set(map(str, kept.get(receiver, ())))

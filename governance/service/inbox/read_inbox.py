@@ -168,7 +168,7 @@ class InboxReader:
         elif not missing:
             yield InboxItem(
                 InboxKind.ACTIVATION, f"revision-{number}", InboxState.WAITING,
-                f"revision {number} is approved, and waits to be activated", since_us, None, None, None, page,
+                f"revision {number} is approved and can be activated", since_us, None, None, None, page,
                 f"kvcustody policy activate {number}",
             )  # fmt: skip
         for source, owner in sorted({(opening.id, opening.owner) for opening in missing}):
@@ -201,7 +201,7 @@ def _policy(state: ReleaseState | None, now_us: int) -> Iterator[_End]:
     if when is not None:
         item = InboxItem(
             InboxKind.POLICY, f"revision-{number}", when,
-            f"revision {number} {_ends(when)}: nothing is reused from then on", None, ends_us, None, None,
+            f"revision {number} {_ends(when)}: after that nothing is reused", None, ends_us, None, None,
             f"/policy/{number}", "kvcustody policy propose",
         )  # fmt: skip
     yield _End(InboxKind.POLICY, ends_us, item)
@@ -242,7 +242,7 @@ def _cases(cases: Sequence[tuple[SubjectCase, CaseState]]) -> Iterator[InboxItem
     for case, found in cases:
         if found in (CaseState.NEAR, CaseState.MISSED):
             opened, missed = case.opened, found is CaseState.MISSED
-            words = "was not answered by" if missed else "is to be answered by"
+            words = "was not answered by" if missed else "must be answered by"
             yield InboxItem(
                 InboxKind.CASE, opened.case_id, InboxState.OVERDUE if missed else InboxState.SOON,
                 f"case {opened.case_id[:12]} of {opened.tenant} ({opened.subject_right}) {words} {case.due.day}",
@@ -285,13 +285,14 @@ def _witness(witness: WitnessStatus, now_us: int) -> Iterator[InboxItem]:
     if not witness.witnesses:
         yield InboxItem(
             InboxKind.WITNESS, "none", InboxState.WAITING,
-            "no witness has signed this ledger: split views and cut tails are undetected", None, None, None, None,
+            ("no witness has signed this ledger: split views and truncated tails stay "
+"undetected"), None, None, None, None,
             "/health", "kvcustody witness serve",
         )  # fmt: skip
     elif witness.unwitnessed_us > WITNESS_AGE_US:
         since_us = now_us - witness.unwitnessed_us
         yield InboxItem(
-            InboxKind.WITNESS, "behind", InboxState.OVERDUE, "no witness has signed what was written since",
+            InboxKind.WITNESS, "behind", InboxState.OVERDUE, "no witness has signed newer records",
             since_us, since_us + WITNESS_AGE_US, None, None, "/health", "kvcustody audit status",
         )  # fmt: skip
 
@@ -300,8 +301,8 @@ def _reports(connection: Connection) -> Iterator[InboxItem]:
     """Scheduled reports that could not be made, and those that a destination did not take."""
     for one in undelivered(connection):
         what = f"the {one.framework} report {one.report[:12]} of {one.tenant or 'all tenants'}"
-        when = "and nobody tries again" if one.is_given_up else f"after {one.tries} tries"
-        done = f"was not taken by {one.destination}" if one.destination else "was not made"
+        when = "and is not retried" if one.is_given_up else f"after {one.tries} tries"
+        done = f"was not accepted by {one.destination}" if one.destination else "was not made"
         yield InboxItem(
             InboxKind.REPORT, f"{one.report}-{one.destination}" if one.destination else one.report,
             InboxState.OVERDUE if one.is_given_up else InboxState.WAITING,

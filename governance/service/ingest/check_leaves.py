@@ -7,7 +7,7 @@
    What a field may name follows from its declared meaning. Here is checked what needs no ledger; `WorkerClaims` checks
    the rest.
 4. A tenant's leaf goes to that tenant's log, and to no other.
-5. No leaf has the character U+0000: PostgreSQL takes no such text, and a ledger may move there.
+5. No leaf contains the character U+0000: PostgreSQL takes no such text, and a ledger may move there.
 6. A batch is checked as a whole; of one that is refused, the first leaf that is refused alone is named.
 """
 
@@ -76,7 +76,7 @@ def read_batch(body: bytes, sender: Sender) -> Received:
     """Parse the batch in a request: a line of names, then a leaf a line. Raises `malformed` or `refused-leaf`."""
     head, lines = lines_of(body)
     if sender.role == Role.DOOR.value and head != _NO_NAMES:
-        raise ProblemError("malformed", "a door hands in no names")
+        raise ProblemError("malformed", "a door may not send names")
     if not lines:
         return Received(_names(head), EMPTY, 0, 0)
     try:
@@ -98,7 +98,7 @@ def lines_of(body: bytes) -> tuple[bytes, list[bytes]]:
 
 def unwritable() -> ProblemError:
     """Return the refusal of a leaf that only the database found to be wrong."""
-    return ProblemError("refused-leaf", "the ledger refuses a leaf of this batch; send them one by one")
+    return ProblemError("refused-leaf", "the ledger refuses a leaf of this batch; send its leaves one by one")
 
 
 def write_batch(names: Iterable[Name], leaves: Iterable[bytes]) -> bytes:
@@ -129,15 +129,12 @@ def _checked(lines: list[bytes], sender: Sender) -> LeafBatch:
     if max(map(len, lines)) > LEAF_BYTES_MAX:
         raise LedgerError("is longer than a leaf may be")
     if any(b"\\u0000" in line and _NUL.search(line) for line in lines):
-        raise LedgerError("has the character U+0000")
+        raise LedgerError("contains the character U+0000")
     batch = read_leaves(lines, canonical=True)
     foreign = set(batch.kinds) - sender.kinds
     if foreign:
         kind = min(foreign)[:_SHOWN_CHARACTERS]
-        raise LedgerError(
-            f"is of the kind `{kind}`, which {sender.role}s do not hand in: ask the control plane, which writes it",
-            kind=kind,
-        )
+        raise LedgerError(f"is of the kind `{kind}`, which {sender.role}s may not send", kind=kind)
     if set(batch.incarnations) != {sender.incarnation}:
         raise LedgerError("is not of this worker's incarnation")
     if min(batch.sequences) < 1 or max(batch.sequences) >= EXACT:
@@ -161,7 +158,7 @@ def _check_kind(group: LeafGroup, sequences: Sequence[int], sender: Sender) -> N
     named = [columns[key] for key, meaning in meanings.items() if meaning in _PARTY and key in columns]
     for log, *parties in set(zip(columns["log"], *named, strict=True)):
         if log not in {log_of(party) for party in set(parties) or {None}}:
-            raise LedgerError("is in a log that is not its tenant's", field="log")
+            raise LedgerError("is in another tenant's log", field="log")
     for key, meaning in meanings.items():
         if meaning is FieldMeaning.EARLIER:
             own = [sequences[place] for place in group.places]
@@ -210,10 +207,12 @@ def _names(line: bytes) -> list[Name]:
     if rows.__class__ is not list or len(rows) > NAMES_MAX:
         raise ProblemError("malformed", f"the first line of a batch is a list of at most {NAMES_MAX} names")
     if rows and not _are_rows(rows):
-        raise ProblemError("malformed", "a name is a pseudonym, a tenant, a subject, a session and a secret or null")
+        raise ProblemError(
+            "malformed", "a name must be a pseudonym, a tenant, a subject, a session, and a secret or null"
+        )
     made: list[Name] = [row_of(row) for row in rows]
     if any(is_proved(row) is False for row in made):
-        raise ProblemError("malformed", "a pseudonym is not the one of its name and secret")
+        raise ProblemError("malformed", "a pseudonym does not match its name and secret")
     return made
 
 

@@ -159,9 +159,9 @@ class Ingest:
         with self._wake:
             own = self._of_worker[worker]
             if self._ending or (own and self._leaves > _WAITING_LEAVES_MAX):
-                raise _unavailable("too many batches wait")
+                raise _unavailable("too many batches are waiting")
             if own > _WAITING_LEAVES_MAX_OF_WORKER:
-                raise _unavailable("too many batches of this worker wait")
+                raise _unavailable("too many batches of this worker are waiting")
             self._leaves += len(batch.batch.data)
             self._of_worker[worker] += len(batch.batch.data)
             self._queue.append(waiting)

@@ -36,7 +36,7 @@ LARGE = 1 << 53  # above every number of a parameter: JSON readers keep whole nu
 def _digits(given: Any) -> Any:
     """A whole number as it is written in one way: digits of ASCII, without a sign, spaces or zeros before it."""
     if isinstance(given, str) and WHOLE_NUMBER.fullmatch(given) is None:
-        raise PydanticCustomError("whole_number", "is no whole number in decimal digits")
+        raise PydanticCustomError("whole_number", "is not a whole number in decimal digits")
     return given
 
 
@@ -55,7 +55,7 @@ def _microseconds(given: Any) -> Any:
 NUMBER = BeforeValidator(_digits)
 MOMENT = BeforeValidator(_microseconds)
 Cursor = Annotated[
-    str | None, Query(max_length=1024, pattern=r"^[A-Za-z0-9_-]+$", description="`next` of the page before.")
+    str | None, Query(max_length=1024, pattern=r"^[A-Za-z0-9_-]+$", description="`next` of the previous page.")
 ]
 
 
@@ -67,18 +67,20 @@ class PageOrder(StrEnum):
 
 
 Order = Annotated[PageOrder, Query(description="`newest` first, or `oldest` first.")]
-Limit = Annotated[int, Query(ge=1, le=1000, description="Most items of a page."), NUMBER]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of items per page."), NUMBER]
 Tenant = Annotated[
     str | None,
     Query(
         min_length=1,
         max_length=NAME_CHARACTERS_MAX,
-        description="One tenant, as `id^issuer` where there are several issuers; your own where you have one.",
+        description=(
+            "One tenant, written `id^issuer` where there are several issuers. Default for tenant roles: your own."
+        ),
     ),
 ]
 AsOf = Annotated[
     int | None,
-    Query(ge=1, lt=LARGE, description="Size of a root checkpoint: answer as the ledger was then."),
+    Query(ge=1, lt=LARGE, description="Answer from the ledger as of the root checkpoint of this size."),
     NUMBER,
 ]
 
@@ -96,14 +98,14 @@ Since = Annotated[
     int | None,
     MOMENT,
     MOMENT_SCHEMA,
-    Query(ge=0, lt=LARGE, description="From this UTC microsecond, or ISO 8601, on."),
+    Query(ge=0, lt=LARGE, description="From this time on, in UTC microseconds or ISO 8601."),
 ]
 Until = Annotated[
     int | None,
     MOMENT,
     MOMENT_SCHEMA,
-    Query(ge=0, lt=LARGE, description="Before this UTC microsecond, or ISO 8601."),
+    Query(ge=0, lt=LARGE, description="Before this time, in UTC microseconds or ISO 8601."),
 ]
 Incarnation = Annotated[
-    str | None, Query(pattern=r"^[0-9a-f]{32}$", description="Of this process alone: 32 hexadecimal digits.")
+    str | None, Query(pattern=r"^[0-9a-f]{32}$", description="Only this process: 32 hexadecimal digits.")
 ]

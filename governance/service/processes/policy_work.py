@@ -154,7 +154,7 @@ class PolicyWork:
             mine = sum(other.party == place.party for other in self._waiting)
             if len(self._waiting) >= _WAITING_MAX or mine >= _WAITING_MAX_OF_PARTY:
                 whose = "your " if mine >= _WAITING_MAX_OF_PARTY else ""
-                raise _not_now(f"too many of {whose}checks of policies wait")
+                raise _not_now(f"too many of {whose}checks of policies are waiting")
             self._waiting.append(place)
         try:
             while True:
@@ -237,7 +237,7 @@ def _draft(at: PolicyAt) -> Draft:
 
 def _check_there(asker: WorkFor) -> None:
     if asker.has_gone():
-        raise _not_now("the caller has gone")
+        raise _not_now("the caller has disconnected")
 
 
 def _not_now(why: str) -> ProblemError:

@@ -60,14 +60,14 @@ class FolderDelivery:
     def _same(self, target: Path, parcel: Parcel) -> None:
         """Raise where what has this name is not what would be written."""
         if not stat.S_ISDIR(target.lstat().st_mode) or target.lstat().st_uid != os.geteuid():
-            raise SinkError(f"folder `{self.name}`: `{parcel.name}` is there, and is not ours")
+            raise SinkError(f"folder `{self.name}`: `{parcel.name}` exists and was not written by kvcustody")
         there = {entry.name for entry in os.scandir(target) if entry.is_file(follow_symlinks=False)}
         every = {entry.name for entry in os.scandir(target)}
         if every != there or there != set(parcel.files):
-            raise SinkError(f"folder `{self.name}`: `{parcel.name}` is there, and holds other files")
+            raise SinkError(f"folder `{self.name}`: `{parcel.name}` exists and holds other files")
         for name, data in parcel.files.items():
             if (target / name).read_bytes() != data:
-                raise SinkError(f"folder `{self.name}`: `{parcel.name}/{name}` is there, and is another")
+                raise SinkError(f"folder `{self.name}`: `{parcel.name}/{name}` exists with other content")
 
     def _check(self) -> None:
         """Raise unless the folder is ours alone to write in (rule 1)."""

@@ -26,7 +26,7 @@ from kvcustody.audit.store.schema.stored_rows import StoredRow, stored_page, sto
 from kvcustody.governance.service.schedules.schedule_book import DELETED
 
 _reports, _deliveries = service_reports.c, service_report_deliveries.c
-NOT_HERE = "no report here is the one that this row names: its verdict is not shown"
+NOT_HERE = "the report that this row names is missing: its verdict is not shown"
 _UNTIL_MADE = ("waiting", "making", "failed")
 
 

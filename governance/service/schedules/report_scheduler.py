@@ -59,7 +59,7 @@ _MAKING_TRIES_MAX = 5
 _LEASE_US = 600 * SECOND_US
 _WAIT_US_MAX = 6 * 3600 * SECOND_US
 _END_SECONDS = 15.0
-_NO_LONGER = "whoever made this schedule may not make such reports any more"
+_NO_LONGER = "the schedule's author may no longer make such reports"
 _schedules, _reports, _deliveries = (
     service_report_schedules.c,
     service_reports.c,
@@ -119,7 +119,7 @@ class ReportScheduler:
             try:
                 self.turn()
             except Exception:
-                _log.error("schedules cannot be looked at", exc_info=True)
+                _log.error("schedules cannot be checked", exc_info=True)
 
     # -- what is due ------------------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class ReportScheduler:
         """Put periods on the list; whoever moves the schedule on does, and nobody else (rule 1)."""
         rows = [self._row(schedule, period, now_us) for period in due]
         for row in rows[:-_CAUGHT_UP_MAX]:
-            row |= {"state": "skipped", "error": "too many were missed"}
+            row |= {"state": "skipped", "error": "too many periods were missed"}
         table = _schedules
         mine = and_(
             table.schedule == schedule.schedule,
@@ -224,7 +224,7 @@ class ReportScheduler:
                 service, schedule.principal, asked, formats, party=caller.party, schedule=schedule.schedule
             )
         except ProblemError as error:
-            why = "no checkpoint is signed yet" if error.type.status == 404 else "too many jobs wait"
+            why = "no checkpoint is signed yet" if error.type.status == 404 else "too many jobs are waiting"
             self._failed(row, why, times=_TRIES_MAX)
             return
         except CustodyError as error:
@@ -266,7 +266,7 @@ class ReportScheduler:
         elif job.state == "failed":
             self._failed(row, job.error or "failed", times=_MAKING_TRIES_MAX)
         elif job.result is not None and not job.result["digest"]:
-            self._failed(row, "the report that was made is not there, or its signature does not verify", times=0)
+            self._failed(row, "the finished report is missing, or its signature does not verify", times=0)
         elif job.result is not None:
             self._made(row, job.result)
 
@@ -282,7 +282,7 @@ class ReportScheduler:
         """A report is there: on record, and then to be handed over."""
         schedule, digest = self._book.get(row.schedule, deleted=True), result["digest"]
         if row.digest is not None and row.digest != digest:
-            self._failed(row, f"made again it has another digest, {digest}", times=0)
+            self._failed(row, f"the repeated report has another digest, {digest}", times=0)
             return
         if row.digest is None:
             period = f"{iso(row.since_us)}/{iso(row.until_us)}"
@@ -364,7 +364,7 @@ class ReportScheduler:
             if named is None or not may_receive(named, schedule.of_tenant):
                 raise SinkError("the settings of this service name no such destination for these reports")
             if not may_hand_over(self._caller(schedule)):
-                raise SinkError("its maker may not have reports handed over; the tenant's administrator may")
+                raise SinkError("its author may not schedule deliveries; the tenant's administrator may")
             if to.d_tries == 0:
                 self._note(row, to.d_destination, "begun")
             place = self._destinations[to.d_destination].deliver(self._parcel(row, files))
@@ -395,7 +395,7 @@ class ReportScheduler:
         days = f"{iso(row.since_us)[:10]}-{iso(row.until_us)[:10]}"
         verdict = self._service.verdicts.of_job(row.job)
         if verdict is None or verdict.digest != row.digest:
-            raise SinkError("the report that was made is not the one that its row names")
+            raise SinkError("the finished report differs from the one that its row names")
         facts: dict[str, object] = {
             "ledger": self._service.settings.ledger_origin, "report": row.report, "schedule": row.schedule,
             "framework": row.framework, "tenant": row.tenant, "since_us": row.since_us, "until_us": row.until_us,

@@ -37,7 +37,10 @@ class S3Delivery:
         secure = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)
         if not parts.hostname or not secure or parts.username is not None or parts.path not in ("", "/"):
             raise SinkError(
-                f"store `{name}`: its endpoint is no https address without a path (http is for loopback alone)",
+                (
+                    f"store `{name}`: its endpoint is not an https address without a path (http is allowed "
+                    f"for loopback only)"
+                ),
                 name=name,
             )
         if parts.query or parts.fragment:
@@ -68,7 +71,7 @@ class S3Delivery:
         if answer.status != 200:
             raise self._refused(answer)
         if answer.body != data:
-            raise SinkError(f"store `{self.name}`: `{key}` is there, and is another", name=self.name)
+            raise SinkError(f"store `{self.name}`: `{key}` exists with other content", name=self.name)
 
     def _ask(
         self,

@@ -205,7 +205,7 @@ class ScheduleBook:
         check_read(row)
         again = ["", *given_up] if row.state == "failed" else list(given_up)
         if not again:
-            raise ProblemError("conflict", "nothing of this report failed for good")
+            raise ProblemError("conflict", "this report has no failed delivery to retry")
         for destination in again:
             self._record(
                 ReportDelivery(
@@ -229,14 +229,14 @@ class ScheduleBook:
         for name in wanted.destinations:
             named = self.destinations.get(name)
             if named is None or not may_receive(named, by.of_tenant):
-                raise ProblemError("invalid", f"`{name}` is no destination that your reports may go to")
+                raise ProblemError("invalid", f"`{name}` is not a destination for your reports")
         where = _schedules.state != DELETED
         party = _schedules.of_tenant == by.of_tenant if by.of_tenant else _schedules.principal == by.name
         with self._engine.connect() as connection:
             every = connection.scalar(select(func.count()).select_from(service_report_schedules).where(where))
             mine = connection.scalar(select(func.count()).select_from(service_report_schedules).where(where, party))
         if (every or 0) >= _SCHEDULES_MAX or (mine or 0) >= _SCHEDULES_MAX_OF_PARTY:
-            raise ProblemError("conflict", "there are too many schedules; delete one")
+            raise ProblemError("conflict", "there are too many schedules; delete one first")
 
     def _note(self, found: Schedule, action: str, actor: str, reason: str = "") -> None:
         self._record(

@@ -307,13 +307,13 @@ class FileStore(OwnPlace):
         if status.st_uid != os.geteuid() or status.st_mode & 0o077:
             return f"has mode `{stat.S_IMODE(status.st_mode):04o}` or another owner; chmod 700 it"
         if present and _MARK not in present:
-            return "has something else in it; give an empty folder"
+            return "holds other files; give an empty folder"
         mark = os.open(_MARK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=root)
         try:
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(mark)
-            return "is used by another process; give each its own"
+            return "is used by another process; give each process its own"
         self._mark = mark
         return ""
 

@@ -206,7 +206,7 @@ class GuardedStore:
         """
         if started is None and not (self.is_open or (even_closed and self._answers)):
             self.refused += 1
-            raise StoreError(f"{self.kind} tier: is not asked now, it failed or does not answer")
+            raise StoreError(f"{self.kind} tier: is paused: it failed or did not answer")
         asked = self._thread.submit(call) if started is None else started
         try:
             answer = asked.result(

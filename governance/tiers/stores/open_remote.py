@@ -88,7 +88,7 @@ def _client(plan: RemotePlan, shard: int, object_bytes_max: int) -> ObjectClient
     if parts.password is not None:
         raise ConfigError("setting `remote_tier_url`: has a password in it; use `remote_tier_secret_path`")
     if not parts.hostname or parts.query or parts.fragment or not _PREFIX.fullmatch(parts.path):
-        raise _wrong(plan.url, "is no store's address, or its path has other characters than a-z A-Z 0-9 . _ - /")
+        raise _wrong(plan.url, "is not a store's address, or its path has characters other than a-z A-Z 0-9 . _ - /")
     seconds = 2 * plan.timeout_seconds  # whoever waits has given up by then
     if parts.scheme == "s3":
         prefix = f"{parts.path.strip('/')}/shard-{shard}"

@@ -53,7 +53,7 @@ class S3Requests:
         parts = urlsplit(endpoint)
         secure = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
         if not parts.hostname or not secure or parts.username or parts.path not in ("", "/") or parts.query:
-            raise ValueError(f"`{endpoint}` is no https address without a path (http is for loopback alone)")
+            raise ValueError(f"`{endpoint}` is not an https address without a path (http is allowed for loopback only)")
         self._bucket, self._key, self._seconds = bucket, key, seconds
         self._endpoint, self._host = f"{parts.scheme}://{parts.netloc}", parts.netloc
         limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)

@@ -137,7 +137,7 @@ def test_a_full_database_refuses_class_a_and_spills_class_b(store: Engine, make_
         except LedgerUnavailable as problem:
             cause = str(problem)
             break
-    assert cause == "KVC610: not recorded, so not done: the disk is full"
+    assert cause == "KVC610: not done because it could not be recorded: the disk is full"
     last = writer.submit([KeyEvent(1, "acme", "made", 1, "operator")])
     assert writer.flush(3.0) and writer.durable_sequence >= last
     pages[0] = 1 << 30  # somebody made room
@@ -195,7 +195,7 @@ def test_a_disk_that_refuses_everything_stops_admission_and_loses_nothing(tmp_pa
     )
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
-    assert lines[0] == "False True" and lines[1].startswith("KVC610: not recorded, so not done: ")
+    assert lines[0] == "False True" and lines[1].startswith("KVC610: not done because it could not be recorded: ")
     assert lines[2] == "True True True"
     engine = open_store(tmp_path / "ledger.db", read_only=True)
     with engine.connect() as connection:

@@ -230,7 +230,7 @@ def test_the_figures_and_both_sides_of_every_identity(sealed: Sealed) -> None:
     assert len(stopped) == 3 and all(item.holds and item.left > 0 for item in stopped)
     assert [item.outcome for item in report["activity"].erasures] == ["partial"]
     assert report["losses"].gaps >= 1 and report["losses"].spills == 1
-    assert any("split views and cut tails are undetected" in text for text in report["limitations"])
+    assert any("split views and truncated tails stay undetected" in text for text in report["limitations"])
     assert report["boundary"].policies[0].digest.startswith("sha256:")
 
 
@@ -449,7 +449,7 @@ def test_the_page_is_one_file_and_escapes_what_tenants_wrote(sealed: Sealed) -> 
     assert "<script" not in page and "https://" not in page and "url(" not in page and "<link" not in page
     assert "no-&lt;grant&gt;" in page and "no-<grant>" not in page
     assert "prefers-color-scheme: dark" in page and "@media print" in page and page.count("<svg") == 3
-    assert "split views and cut tails are undetected" in page
+    assert "split views and truncated tails stay undetected" in page
     text = " ".join(strings_of(read_page(page)))
     assert report.digest() in text and "--framework cc-fdp-rip" in text
     cover = page.split('<div class="tiles">')[0].split("</h1>")[1]

@@ -150,7 +150,7 @@ def test_class_a_is_refused_in_an_outage_and_accounted_for(any_store: Engine, ma
     writer = make_writer(any_store)
     with lock(any_store):
         start = time.monotonic()
-        with pytest.raises(LedgerUnavailable, match="not recorded, so not done") as caught:
+        with pytest.raises(LedgerUnavailable, match="not done because it could not be recorded") as caught:
             writer.submit_durable(key_event(), timeout_seconds=1.0)
         assert time.monotonic() - start < 60
         assert "\n" not in str(caught.value)

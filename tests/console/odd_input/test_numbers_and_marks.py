@@ -95,7 +95,7 @@ def test_every_number_of_every_command_is_one_of_a_ledger(
 def test_a_number_is_written_in_one_way(value: str, tmp_path: Path) -> None:
     """As in queries. Control: without the sign, the point or the space it is a number."""
     line = ["audit", "query", "--ledger", str(tmp_path / "x"), f"--limit={value}"]
-    assert "no whole number in decimal digits" in CliRunner().invoke(app, line).output
+    assert "not a whole number in decimal digits" in CliRunner().invoke(app, line).output
     assert "decimal digits" not in CliRunner().invoke(app, [*line[:-1], "--limit=1"]).output
 
 

@@ -281,5 +281,5 @@ def test_what_is_not_closed_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mail.key").chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
         InboxDelivery(made, tmp_path, lambda: ())
-    with pytest.raises(ValueError, match="this machine alone"):
+    with pytest.raises(ValueError, match="this machine only"):
         InboxMail(server="mail.example.org:25", sender="a@b", to=("c@d",), tls="none")

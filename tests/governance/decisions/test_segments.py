@@ -115,7 +115,7 @@ def test_no_candidates_is_an_empty_matcher(ring: Keyring) -> None:
 
 
 def test_bad_input(ring: Keyring) -> None:
-    with pytest.raises(ConfigError, match="segment of `23` tokens is too short; one whole block needs at least 24"):
+    with pytest.raises(ConfigError, match="segment of `23` tokens is too short; a whole block needs at least 24"):
         _candidate(ring, TEXT[:23])
     with pytest.raises(KeyringError, match="has no key epoch"):
         _candidate(ring, TEXT, owner=tenant_owner("idp", "nobody"))

@@ -177,7 +177,7 @@ def test_handles_of_two_issuers_do_not_meet(tmp_path: Path, dropped: bool) -> No
         second = governor.admit(of("partner"), MODEL, PROMPT, request_id="r")
         assert isinstance(first, Admission)
         if dropped:
-            assert isinstance(second, AdmissionRefused) and second.reason == "request id is in use"
+            assert isinstance(second, AdmissionRefused) and second.reason == "this request id is in use"
             return
         assert isinstance(second, Admission) and first.request_id != second.request_id
         assert not set(first.blocks.tolist()) & set(second.blocks.tolist())

@@ -113,7 +113,7 @@ def test_an_erasure_is_not_complete_while_a_known_backup_has_the_keys_that_it_de
     backups.add(now_us, now_us + 20 * DAY_US)
     backups.add(now_us + DAY_US, now_us + 90 * DAY_US)  # it was made without them
     [(first, why), (last, _)] = results(world)
-    assert (first, last) == ("partial", "complete") and why.startswith("backups of its keys open until ")
+    assert (first, last) == ("partial", "complete") and why.startswith("backups of its keys can be opened until ")
 
 
 def test_what_no_known_backup_has_is_complete_at_once(world: World) -> None:

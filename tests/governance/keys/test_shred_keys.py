@@ -181,7 +181,7 @@ def test_a_file_whose_making_was_cut_short_is_made_whole(path: Path) -> None:
 def test_a_file_that_is_not_ours_is_refused(path: Path) -> None:
     path.write_bytes(b"something else")
     path.chmod(0o600)
-    with pytest.raises(KeyringError, match="no file of shred keys"):
+    with pytest.raises(KeyringError, match="not a file of shred keys"):
         opened(path)
     path.chmod(0o640)
     with pytest.raises(KeyringError, match="chmod 600"):

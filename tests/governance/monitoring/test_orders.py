@@ -177,11 +177,11 @@ def test_no_isolating_profile_is_ever_monitored(tmp_path: Path, profile: str) ->
         ("monitor", {"until_us": 200 * 86_400_000_000}, "needs an end"),
         ("monitor", {"tenants": ["acme"]}, "a canary"),
         ("canary", {}, "a canary"),
-        ("canary", {"share": "100%"}, "no share"),
-        ("canary", {"share": "5"}, "no share"),
-        ("enforce", {}, "has no end"),
+        ("canary", {"share": "100%"}, "not a share"),
+        ("canary", {"share": "5"}, "not a share"),
+        ("enforce", {}, "takes no end"),
         ("observe", {}, "none of"),
-        ("monitor", {"reason": ""}, "why"),
+        ("monitor", {"reason": ""}, "its reason"),
     ],
 )
 def test_an_order_that_does_not_say_enough_is_none(mode: str, given: dict[str, Any], says: str) -> None:

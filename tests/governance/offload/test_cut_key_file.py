@@ -59,6 +59,6 @@ def test_without_it_the_engine_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     world.crowd()
     monkeypatch.setattr(ShredKeys, "changes", lambda keys: int.from_bytes(keys._bytes(64, 8), "little"))
     os.truncate(tmp_path / "shred.keys", 0)
-    with pytest.raises(KeyringError, match="shorter than it was"):
+    with pytest.raises(KeyringError, match="shorter than before"):
         world.worker.governor.step()
     world.worker.close()

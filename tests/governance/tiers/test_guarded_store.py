@@ -141,7 +141,7 @@ def test_a_store_that_fails_is_left_alone_for_longer_each_time(hanging: Hanging)
         before = hanging.asked
         waited = 0
         while not store.is_open:
-            with pytest.raises(StoreError, match="not asked now"):
+            with pytest.raises(StoreError, match="is paused"):
                 store.prepare_load(bytes(32))
             clock.advance(500_000)
             waited += 500_000

@@ -287,7 +287,7 @@ def test_a_folder_that_is_not_ours_alone_is_refused(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir(mode=0o700)
     (other / "thesis.tex").write_text("mine")
-    with pytest.raises(ConfigError, match="something else in it"):
+    with pytest.raises(ConfigError, match="holds other files"):
         FileStore(other, CAPACITY)
     assert [path.name for path in other.iterdir()] == ["thesis.tex"]
     link = tmp_path / "link"

@@ -189,7 +189,7 @@ def test_a_service_that_is_away_stops_tiers_after_its_bound_and_opened_epochs_go
         with pytest.raises(KeyServiceUnavailable):
             ring.ensure([tenant_owner("idp", "new")])
         monkeypatch.setattr(service_wrapping.time, "monotonic", lambda: now + 61)
-        with pytest.raises(KeyServiceUnavailable, match="away for too long"):
+        with pytest.raises(KeyServiceUnavailable, match="unreachable for too long"):
             keys.look()
         assert key_of(ring, ACME, 1) == secret, "what is on the device is served on"
     finally:

@@ -101,7 +101,7 @@ def test_a_cost_of_nothing_gives_no_rate() -> None:
 def test_nobody_said_anything() -> None:
     for one in advise([]):
         assert one.question == "What is in the key?" or not one.evidence
-    assert advise([])[0].answer == "unknown: no worker has said anything of itself"
+    assert advise([])[0].answer == "unknown: no worker has reported yet"
 
 
 def test_a_silent_workers_locations_are_stale() -> None:
@@ -122,7 +122,7 @@ def test_a_ledger_answers_for_custody() -> None:
 
 def test_the_command_that_lists_prefixes_is_named_where_there_is_one() -> None:
     assert "`kvcustody x`" in advise([seen(STATUS)], prefixes="kvcustody x")[2].answer
-    assert "sums, not prefixes" in advise([seen(STATUS)])[2].unknown[-1]
+    assert "sums only" in advise([seen(STATUS)])[2].unknown[-1]
 
 
 def test_the_keys_parts_are_the_fields_that_are_encoded() -> None:

@@ -49,7 +49,7 @@ def a_linked_mark(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("prepare", "says"),
     [
-        (someone_else_s, "has something else in it; give an empty folder"),
+        (someone_else_s, "holds other files; give an empty folder"),
         (of_another_user, "another owner; chmod 700 it"),
         (lambda folder: (folder / "tier").mkdir(mode=0o755), "has mode `0755`"),
         (a_link, "give a folder of its own, no link"),
@@ -105,7 +105,7 @@ def test_a_host_tier_that_cannot_be_had_is_named_with_its_setting(tmp_path: Path
 @pytest.mark.parametrize(
     ("prepare", "says"),
     [
-        (lambda path: (path.write_bytes(b"something else"), path.chmod(0o600)), "is no file of shred keys"),
+        (lambda path: (path.write_bytes(b"something else"), path.chmod(0o600)), "is not a file of shred keys"),
         (lambda path: (path.touch(), path.chmod(0o644)), "chmod 600 it"),
         (lambda path: path.mkdir(), "cannot be opened"),
         (lambda path: path.symlink_to("elsewhere"), "cannot be opened"),
@@ -131,7 +131,7 @@ def test_shred_keys_under_another_root_key_are_named_with_their_setting(tmp_path
     for name in ("root.key", "keys.json"):
         (tmp_path / "one" / name).rename(tmp_path / name)
     for _ in range(2):  # what failed once lets go of the folder
-        with pytest.raises(ConfigError, match=r"setting `shred_keys_path`: .*do not open under this root key; give"):
+        with pytest.raises(ConfigError, match=r"setting `shred_keys_path`: .*cannot be opened with this root key; give"):
             world.open()
     for name in ("root.key", "keys.json"):
         (tmp_path / name).replace(tmp_path / "one" / name)

@@ -52,7 +52,7 @@ def test_keys_expire_are_revoked_and_replaced(service: Service, client) -> None:
     assert service.principals.keys("carol")[0].used_us is not None
     book.disable("carol", by="test")
     assert client("GET", "/v1/whoami", fourth.key).status_code == 401, "disabled"
-    with pytest.raises(ProblemError, match="never given twice"):
+    with pytest.raises(ProblemError, match="never reused"):
         book.enrol("carol", [Role.AUDITOR], by="test")
 
 

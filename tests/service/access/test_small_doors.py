@@ -183,7 +183,7 @@ def test_u0000_in_a_leaf_is_refused_with_its_place(
     assert register(client, key, worker).status_code == 200
     batch = worker.batch([worker.started(), *worker.request("acme")])
     answer = ship(client, key, worker, batch._replace(body=batch.body.replace(old, new)))
-    assert answer.status_code == 422 and "has the character U+0000" in answer.text, answer.text
+    assert answer.status_code == 422 and "contains the character U+0000" in answer.text, answer.text
     assert answer.json()["leaf"] == batch.body.split(b"\n").index(*_lines_with(batch.body, old)) - 1
     escaped = new.replace(b"\\u0000", b"\\\\u0000") if b"cpu" in old else b'"own\\\\u0000"'
     spelled = batch._replace(body=batch.body.replace(old, escaped))

@@ -185,7 +185,7 @@ def test_work_ends_when_its_caller_has_gone(make_work: Callable[..., PolicyWork]
     assert process is not None
     WORK_FOR.set(WorkFor("a", gone.is_set))
     threading.Timer(0.3, gone.set).start()
-    with pytest.raises(ProblemError, match="the caller has gone"):
+    with pytest.raises(ProblemError, match="the caller has disconnected"):
         work.call(time.sleep, WAIT_SECONDS, more=BESIDE)
     assert process.poll() is not None
     WORK_FOR.set(WorkFor("a"))

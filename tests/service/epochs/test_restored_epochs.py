@@ -138,7 +138,7 @@ def test_without_the_raise_the_older_snapshot_is_refused(plane: Plane, monkeypat
     worker = Follower(plane, "worker")
     plane.restore()
     monkeypatch.setattr(Service, "raise_above", lambda *_: None)
-    with pytest.raises(ServiceError, match="went back"):
+    with pytest.raises(ServiceError, match="is lower than"):
         worker.ask()
     known = worker.feed.last_known()
     assert known is not None and epochs(known).private > 0, "it acts by what it knows until its lease ends"

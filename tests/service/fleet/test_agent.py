@@ -266,7 +266,7 @@ def test_a_scan_that_the_ledger_does_not_have_is_no_answer(plane: ControlPlane) 
     with plane.worker(erasure_poll_ms=10) as worker, plane.connect("olive") as operator:
         order = operator.post("/v1/workers/gpu-0/scans", {})["order"]
         place = f"/v1/worker/incarnations/{worker.writer.incarnation}/scans/{order}"
-        with plane.connect("gpu-0") as key, pytest.raises(ServiceError, match="has no such scan"):
+        with plane.connect("gpu-0") as key, pytest.raises(ServiceError, match="does not have this scan"):
             key.put(place, {"scan": 4711})
         until(lambda: order_of(plane, order)["outcome"] == "scanned", worker)  # control: the worker's own
         with plane.connect("gpu-0") as key:  # the first answer stays

@@ -230,7 +230,7 @@ def test_lost_requests_and_lost_answers_leave_each_leaf_once(world: World) -> No
 def test_class_a_is_refused_while_the_sink_is_away_and_accounted_for(world: World) -> None:
     writer = world.open()
     world.away()
-    with pytest.raises(LedgerUnavailable, match="not recorded, so not done") as refused:
+    with pytest.raises(LedgerUnavailable, match="not done because it could not be recorded") as refused:
         writer.submit_durable(key_event())
     last = writer.submit([started(world)])
     assert writer.flush(10) and writer.durable_sequence >= last  # in the spill

@@ -139,7 +139,7 @@ def test_the_control_plane_assigns_an_issuer_once(service: Service, asker: Asker
     ledger.submit_durable(IssuerAssigned(CLOCK.now_us(), "evil", BARE, "governor"))
     assert ledger.issuers().all == ("corp", "partner"), "a second claim to the bare ids is none"
     asker.connection.away = True
-    with pytest.raises(LedgerUnavailable, match="not recorded, so not done"):
+    with pytest.raises(LedgerUnavailable, match="not done because it could not be recorded"):
         ledger.submit_durable(IssuerAssigned(CLOCK.now_us(), "labs", QUALIFIED, "governor"))
     ledger.close()
     found = writers_of(service, "issuer-assigned")

@@ -125,7 +125,7 @@ def test_no_body_is_an_error_of_ours(
 
 def _is_full(answer: httpx.Response) -> bool:
     """Whether it was taken, and waits for other long work to end."""
-    return answer.status_code == 503 and answer.json().get("detail") == "too many jobs wait"
+    return answer.status_code == 503 and answer.json().get("detail") == "too many jobs are waiting"
 
 
 def test_control_without_a_bound_on_nesting_reading_a_body_fails() -> None:

@@ -276,7 +276,7 @@ def test_a_real_store_takes_what_is_signed(store: SmallStore | MotoStore) -> Non
     assert store.objects() == {f"{place}/{name}": data for name, data in PARCEL.files.items()}
     to.deliver(PARCEL)  # again changes nothing
     store.put(f"{place}/report.json", b"somebody-else")
-    with pytest.raises(SinkError, match="is there, and is another"):
+    with pytest.raises(SinkError, match="exists with other content"):
         to.deliver(PARCEL)
     assert store.objects()[f"{place}/report.json"] == b"somebody-else"
 

@@ -99,7 +99,7 @@ def open_case(caller: CallerDep, service: ServiceDep, what: CaseRequest) -> dict
     """Open a case for a person's request: the answer is due one month after it arrived."""
     mine = service.tenant_of(caller, Permission.ERASE, what.tenant)
     if mine is None:
-        raise ProblemError("invalid", "`tenant` is needed: whose subject it is")
+        raise ProblemError("invalid", "`tenant` is needed: the subject's tenant")
     if mine != caller.tenant:  # a name that was typed
         with service.reading() as connection:
             check_tenant(connection, mine)
@@ -155,7 +155,7 @@ def letter(caller: CallerDep, service: ServiceDep, case: CaseId, what: LetterReq
 
 def _authorize(caller: Caller, service: Service) -> None:
     if caller.name == local_name():  # rule 3
-        raise ProblemError("invalid", "every step names a principal of the ledger: act as one with --as NAME")
+        raise ProblemError("invalid", "every step needs a principal of the ledger: name one with --as NAME")
     service.check_can_name()
     if caller.tenant is not None:
         service.authorize(Action.ADMINISTER, caller)

@@ -44,10 +44,12 @@ RequestId = Annotated[
     Query(
         min_length=1,
         max_length=160,
-        description="Of this request alone: its `X-Request-Id`, as the answer of the door has it.",
+        description="Only this request, by the `X-Request-Id` in the door's answer.",
     ),
 ]
-ReceiptName = Annotated[str | None, Query(pattern=r"^[0-9a-f]{1,32}$", description="Receipts whose name begins so.")]
+ReceiptName = Annotated[
+    str | None, Query(pattern=r"^[0-9a-f]{1,32}$", description="Only receipts whose name starts with this text.")
+]
 
 
 def add_routes(api: Declarations) -> None:

@@ -378,7 +378,7 @@ def test_status_and_report_say_how_old_the_witnesses_word_is(
         report = build_report(connection, ReportParameters("cc-fdp-rip", signed_checkpoints[1].size, *bounds))
     [seen] = status.witnesses
     assert (seen.name, seen.size, seen.age_us) == ("witness.example", signed_checkpoints[0].size, 90_000_000)
-    assert status.warning == "no witness has signed what was written since"
+    assert status.warning == "no witness has signed newer records"
     told = report["boundary"].witnessed
     assert (told.witnesses, told.size, told.age_us) == (("witness.example",), signed_checkpoints[0].size, 60_000_000)
     assert "unwitnessed" in told.warning

@@ -41,7 +41,7 @@ def test_a_request_is_recorded_once_and_taken_to_its_letter(world: World, client
     assert recorded(world) == before + 1
     place = sent[0].headers["location"]
     page = admin.get(place).text
-    assert "check who asks" in page and "user-1" not in page.partition("<main")[2]
+    assert "verify the person&#39;s identity" in page and "user-1" not in page.partition("<main")[2]
     wrong = {"step": "decide", "outcome": "erased"} | hidden(page, f"{place}/step")
     refused = admin.post(f"{place}/step", data=wrong)
     assert refused.status_code == 409 and "identity first" in refused.text

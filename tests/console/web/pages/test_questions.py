@@ -68,7 +68,7 @@ QUESTIONS = (
         ("Erasures", "{missed}"), (("erasure", "list"), ("erasure", "status", "{erasure}")), "worker"),
     Question(
         "what is left to do in this case?", "dpo",
-        ("Cases", "{case}"), (("case", "show", "{whole_case}"),), "check who asks"),
+        ("Cases", "{case}"), (("case", "show", "{whole_case}"),), "verify the person.s identity"),
     Question(
         "what did the auditor look at?", "dpo",
         ("Audit explorer", {"kind": "access", "actor": "auditor"}),
