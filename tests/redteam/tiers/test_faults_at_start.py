@@ -131,7 +131,9 @@ def test_shred_keys_under_another_root_key_are_named_with_their_setting(tmp_path
     for name in ("root.key", "keys.json"):
         (tmp_path / "one" / name).rename(tmp_path / name)
     for _ in range(2):  # what failed once lets go of the folder
-        with pytest.raises(ConfigError, match=r"setting `shred_keys_path`: .*cannot be opened with this root key; give"):
+        with pytest.raises(
+            ConfigError, match=r"setting `shred_keys_path`: .*cannot be opened with this root key; give"
+        ):
             world.open()
     for name in ("root.key", "keys.json"):
         (tmp_path / name).replace(tmp_path / "one" / name)
