@@ -21,8 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "benchmarks" / "pag
 
 from console_ledger import fill
 
-PAGES = ("/", "/decisions", "/custody", "/deletion", "/audit", "/health", "/erasures", "/cases", "/reports")
-CONTROL = "/deletion?recount=1"
+SUBJECT = "/custody/subject?tenant=tenant-01&subject=user-1"
+PAGES = ("/", "/decisions", "/custody", SUBJECT, "/deletion", "/audit", "/health", "/erasures", "/cases", "/reports")
+CONTROLS = ("/deletion?recount=1", f"{SUBJECT}&all=1")
 SIZES = (800, 8_000)
 STEPS = 100  # of SQLite's machine, counted together
 
@@ -45,7 +46,7 @@ def work_of(world: World) -> dict[str, tuple[int, int]]:
     try:
         with httpx.Client(base_url=world.url, timeout=60) as client:
             assert client.post("/console/login", data={"key": world.keys["auditor"]}).status_code == 303
-            for page in (*PAGES, CONTROL):
+            for page in (*PAGES, *CONTROLS):
                 assert client.get(f"/console{page}").status_code == 200  # what is kept of the first is not counted
                 counts.clear()
                 assert client.get(f"/console{page}").status_code == 200
@@ -58,6 +59,7 @@ def work_of(world: World) -> dict[str, tuple[int, int]]:
 def test_no_page_reads_more_of_a_larger_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(custody_page, "_READ_MAX", 100)
     monkeypatch.setattr(custody_page, "_OF_PROCESS_MIN", 100)
+    monkeypatch.setattr(custody_page, "_OF_SUBJECT_MAX", 2)
     works = []
     for size in SIZES:
         folder = tmp_path / str(size)
@@ -77,4 +79,5 @@ def test_no_page_reads_more_of_a_larger_ledger(tmp_path: Path, monkeypatch: pyte
         statements, steps = large[page]
         assert statements <= small[page][0] + 2, (page, small[page], large[page])
         assert steps <= 1.6 * small[page][1] + 60, (page, small[page], large[page])
-    assert large[CONTROL][1] > 4 * small[CONTROL][1]  # control: what reads evidence is heard
+    for page in CONTROLS:
+        assert large[page][1] > 4 * small[page][1], page  # control: what reads evidence is heard
