@@ -179,14 +179,16 @@ def recent_subject(
     *,
     now_us: int,
     newest: int,
+    own: Sequence[str] | None = None,
     periods: Mapping[str, WorkPeriod] | None = None,
     marked: Marked | None = None,
 ) -> RecentSubject:
     """Return the page of this many of a subject's newest residencies; the work grows only with the subject's own rows.
 
-    Sessions without a subject are not looked for. The other arguments are those of `subject_page`.
+    `own`: the pseudonyms of the subject itself, without those of its sessions; all of them by default. Sessions without
+    a subject are not looked for. The other arguments are those of `subject_page`.
     """
-    column, theirs = residencies.c, of_subjects(connection, tenant, pseudonyms)
+    column, theirs = residencies.c, of_subjects(connection, tenant, pseudonyms if own is None else own)
     mine = [*theirs, column.part == 1, has_leaf(residencies)]
     total = connection.scalar(select(func.count()).select_from(residencies).where(*mine)) or 0
     query = _OPENINGS.add_columns(column.incarnation).where(*mine).order_by(column.idx.desc()).limit(newest)

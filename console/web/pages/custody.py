@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from kvcustody.audit.evidence.processes.work_periods import at_work
 from kvcustody.audit.evidence.query.live_residencies import Live, live_residencies
+from kvcustody.audit.evidence.subjects.subject_table import subject_names
 from kvcustody.audit.reports.subject_access import recent_subject, subject_page
 from kvcustody.console.render.charts import Figure, columns
 from kvcustody.console.web import event_links
@@ -69,10 +70,13 @@ def subject(visit: PageRequest) -> Response:
     now_us, periods = visit.service.clock.utc_us(), visit.service.work_periods()
     marked = visit.service.marked()
     beside: dict[str, Any] = {"now_us": now_us, "periods": periods, "marked": marked}
-    recent = None
+    recent, own = None, None
+    if name is not None:
+        with visit.service.reading() as connection:
+            own = subject_names(connection, tenant, name, visit.service.subject_keys)
     with visit.service.reading(tenant) as connection:
         if visit.text("all") is None:
-            recent = recent_subject(connection, tenant, pseudonyms, newest=_OF_SUBJECT_MAX, **beside)
+            recent = recent_subject(connection, tenant, pseudonyms, newest=_OF_SUBJECT_MAX, own=own, **beside)
             page = recent.page
         else:
             page = subject_page(connection, tenant, pseudonyms, **beside)
