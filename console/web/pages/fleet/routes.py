@@ -21,7 +21,7 @@ from kvcustody.governance.api.operations.routing import route_receipts as routes
 from kvcustody.governance.service.access.roles import Permission
 
 _PAGE = 50
-_HALVES_MAX = 500  # of doors, and as many of workers, that the page measures; where asked to, all that the API does
+_HALVES_MAX = 300  # of doors, and as many of workers, that the page measures; where asked to, all that the API does
 _SHOWN_MAX = 64  # workers in the map
 
 
