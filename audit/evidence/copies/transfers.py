@@ -211,8 +211,8 @@ def _alike(
     column, moved = transfer_decisions.c, _moved()
     size = case(*((column.bytes >= least, least) for least in reversed(SIZES[1:])), else_=0)
     start = literal_column("0") if width_us is None else column.at_us - column.at_us % width_us
-    key = (start.label("start"), column.tier, column.action, column.choice, column.outcome, column.reason)
-    key = (*key, size.label("bytes_min"))
+    alike = (column.tier, column.action, column.choice, column.outcome, column.reason, size.label("bytes_min"))
+    key = (start.label("start"), *alike)
     known = column.transfer_us > 0
     sums = (
         func.count(),
@@ -226,8 +226,8 @@ def _alike(
         _sum(moved.saved_us),
     )
     query = _chosen(select(*key, *sums), TransferFilter(tenant, since_us=since_us, until_us=until_us))
-    rows = connection.execute(query.group_by(*(key[1:] if width_us is None else key)))
-    return [_Alike(int(row[0]), *row[1:6], int(row[6]), list(map(int, row[7:]))) for row in rows]
+    rows = connection.execute(query.group_by(*(alike if width_us is None else key)))
+    return [_Alike._make((int(row[0]), *row[1:6], int(row[6]), list(map(int, row[7:])))) for row in rows]
 
 
 def _summaries(rows: Iterable[_Alike]) -> tuple[TransferSummary, ...]:

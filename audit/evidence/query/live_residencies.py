@@ -18,6 +18,7 @@ from sqlalchemy import ColumnElement, Connection, and_, func, or_, select, tuple
 from kvcustody.audit.evidence.processes.work_periods import WorkPeriod, at_work, read_work_periods
 from kvcustody.audit.evidence.query.narrowed_holds import read_narrowed
 from kvcustody.audit.evidence.subjects.subject_filter import of_tenant
+from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.leaf_tables import releases, residencies
 from kvcustody.audit.store.schema.ledger import incarnations
@@ -60,6 +61,8 @@ def live_residencies(
     """
     running = at_work(read_work_periods(connection) if periods is None else periods)
     among = _requests_of(running, newest)
+    if newest is not None:  # a server that knows its tables' sizes would read every request of a process
+        dialect_of(connection).look_up_by_index(connection)
     live: list[Live] = []
     while len(live) < limit:
         rows = _read(connection, among, now_us=now_us, tenant=tenant, after=after, limit=limit)

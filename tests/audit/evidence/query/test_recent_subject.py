@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, Engine, event, select
 
 from kvcustody.audit.evidence.coverage import recorded_ends as ends_module
+from kvcustody.audit.evidence.processes.work_periods import WorkPeriod
+from kvcustody.audit.evidence.query.live_residencies import live_residencies
 from kvcustody.audit.leaf.batch import read_leaves
 from kvcustody.audit.reports.subject_access import RecentSubject, SubjectPage, recent_subject, subject_page
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.leaf_tables import residencies
+from kvcustody.audit.store.schema.ledger import incarnations
 from kvcustody.audit.write.append_leaves import Appender
 from standins.audit import falsified
 
@@ -73,3 +76,22 @@ def test_a_block_that_was_not_looked_for_everywhere_is_counted_so(
         assert recent.unsearched > 0 or not any(more)
         unsearched += recent.unsearched
     assert unsearched > 0
+
+
+def test_a_server_looks_the_newest_requests_up_and_reads_no_whole_table(filled: Connection) -> None:
+    if filled.dialect.name != "postgresql":
+        pytest.skip("SQLite has one way to read these")
+    filled.exec_driver_sql("ANALYZE")
+    filled.commit()
+    lives = {life: WorkPeriod("w", 0, None) for life in filled.scalars(select(incarnations.c.uuid))}
+    asked: list[tuple[str, Any]] = []
+
+    def hear(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        asked.append((statement, parameters))
+
+    event.listen(filled, "before_cursor_execute", hear)
+    live_residencies(filled, now_us=1, periods=lives, newest=5)
+    event.remove(filled, "before_cursor_execute", hear)
+    statement, parameters = next(one for one in asked if "released_us" in one[0])
+    plan = [row[0] for row in filled.exec_driver_sql(f"EXPLAIN {statement}", parameters)]
+    assert not any("Seq Scan on residencies" in line for line in plan), plan
