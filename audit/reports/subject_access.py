@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
-from sqlalchemy import Connection, or_, select
+from sqlalchemy import Connection, func, or_, select
 
 from kvcustody.audit.evidence.coverage.block_uses import NEVER, BlockUses, read_uses
 from kvcustody.audit.evidence.coverage.custody_units import (
@@ -23,6 +23,7 @@ from kvcustody.audit.evidence.coverage.custody_units import (
     lives_of,
     read_units,
 )
+from kvcustody.audit.evidence.coverage.recorded_ends import recorded_ends
 from kvcustody.audit.evidence.coverage.summary import CoverageRow, add_rows, rows_of
 from kvcustody.audit.evidence.erasure.requests_and_answers import (
     ErasureStanding,
@@ -33,7 +34,9 @@ from kvcustody.audit.evidence.erasure.requests_and_answers import (
 )
 from kvcustody.audit.evidence.processes.marked_processes import Marked, history, read_marked
 from kvcustody.audit.evidence.processes.work_periods import WorkPeriod
-from kvcustody.audit.store.schema.all_tables import is_leaf_of
+from kvcustody.audit.evidence.subjects.subject_filter import of_subjects
+from kvcustody.audit.kinds.block_runs import Int64s
+from kvcustody.audit.store.schema.all_tables import has_leaf, is_leaf_of
 from kvcustody.audit.store.schema.leaf_tables import residencies
 from kvcustody.audit.store.schema.ledger import events
 from kvcustody.http_exchange import fact_of
@@ -143,8 +146,6 @@ def subject_page(
     `periods`: who was at work, where `connection` does not see the system log (`requests_and_answers.status`).
     `marked`: who replayed or generated, likewise.
     """
-    if marked is None:
-        marked = read_marked(connection)
     holdings: list[Holding] = []
     evidence: list[CoverageRow] = []
     mine: dict[str, set[int]] = {}
@@ -152,40 +153,102 @@ def subject_page(
         rows = _openings(connection, life, tenant, pseudonyms)
         if rows:
             mine[life.uuid] = {row.residency for row in rows}
-            holdings += _holdings(connection, life, rows, now_us)
+            holdings += _holdings(life, rows, read_uses(connection, life), ended_keys(connection, life), now_us)
     if mine:
         for each in read_units(connection, CustodySelection(tenant=tenant), now_us=now_us):
             evidence += rows_of(_of(each, mine.get(each.life.uuid, set())))
-    holdings.sort(key=lambda item: (-item.opened_us, item.incarnation, item.residency))
+    facts = _Beside(tenant, pseudonyms, now_us, periods, marked)
+    return _page(connection, facts, holdings, add_rows(evidence, tenant))
+
+
+class RecentSubject(NamedTuple):
+    """The page of a subject's newest residencies, without the coverage of their blocks.
+
+    `residencies` are on record. `unsearched` blocks count as in custody, but may have an end that was not looked for.
+    """
+
+    page: SubjectPage
+    residencies: int
+    unsearched: int
+
+
+def recent_subject(
+    connection: Connection,
+    tenant: str,
+    pseudonyms: Sequence[str],
+    *,
+    now_us: int,
+    newest: int,
+    own: Sequence[str] | None = None,
+    periods: Mapping[str, WorkPeriod] | None = None,
+    marked: Marked | None = None,
+) -> RecentSubject:
+    """Return the page of this many of a subject's newest residencies; the work grows only with the subject's own rows.
+
+    `own`: the pseudonyms of the subject itself, without those of its sessions; all of them by default. Sessions without
+    a subject are not looked for. The other arguments are those of `subject_page`.
+    """
+    column, theirs = residencies.c, of_subjects(connection, tenant, pseudonyms if own is None else own)
+    mine = [*theirs, column.part == 1, has_leaf(residencies)]
+    total = connection.scalar(select(func.count()).select_from(residencies).where(*mine)) or 0
+    query = _OPENINGS.add_columns(column.incarnation).where(*mine).order_by(column.idx.desc()).limit(newest)
+    by_life: dict[int, list[Any]] = {}
+    for row in connection.execute(query):
+        by_life.setdefault(row.incarnation, []).append(row)
+    holdings: list[Holding] = []
+    unsearched = 0
+    for life in lives_of(connection, among=by_life):
+        rows = by_life[life.id]
+        uses = read_uses(connection, life, among=[row.residency for row in rows])
+        ends = recorded_ends(connection, life, uses.keys)
+        unsearched += len(ends.unsearched)
+        holdings += _holdings(life, rows, uses, ends.ended, now_us)
+    facts = _Beside(tenant, pseudonyms, now_us, periods, marked)
+    return RecentSubject(_page(connection, facts, holdings, CoverageRow(tenant, "*")), total, unsearched)
+
+
+class _Beside(NamedTuple):
+    """What a page says beside its residencies."""
+
+    tenant: str
+    pseudonyms: Sequence[str]
+    now_us: int
+    periods: Mapping[str, WorkPeriod] | None
+    marked: Marked | None
+
+
+def _page(connection: Connection, beside: _Beside, holdings: list[Holding], evidence: CoverageRow) -> SubjectPage:
+    """Return the page of these residencies, with the erasures that cover the subject."""
+    marked = read_marked(connection) if beside.marked is None else beside.marked
+    processes = {item.incarnation for item in holdings}
     return SubjectPage(
-        tenant,
-        tuple(sorted(pseudonyms)),
-        now_us,
-        tuple(holdings),
-        add_rows(evidence, tenant),
+        beside.tenant,
+        tuple(sorted(beside.pseudonyms)),
+        beside.now_us,
+        tuple(sorted(holdings, key=lambda item: (-item.opened_us, item.incarnation, item.residency))),
+        evidence,
         tuple(
-            _erasure(connection, asked, now_us, periods)
-            for asked in requests(connection, tenant=tenant)
-            if _covers(asked, pseudonyms)
+            _erasure(connection, asked, beside.now_us, beside.periods)
+            for asked in requests(connection, tenant=beside.tenant)
+            if _covers(asked, beside.pseudonyms)
         ),
-        history(tuple(one for one in marked if one.incarnation in mine)),
+        history(tuple(one for one in marked if one.incarnation in processes)),
     )
+
+
+_OPENINGS = select(
+    residencies.c.residency, residencies.c.opened_us, residencies.c.absolute_boot_us, events.c.leaf
+).select_from(residencies.join(events, is_leaf_of(residencies)))
 
 
 def _openings(connection: Connection, life: IncarnationLife, tenant: str, pseudonyms: Sequence[str]) -> list[Any]:
     column = residencies.c
     who = or_(column.subject.in_(pseudonyms), column.session.in_(pseudonyms))
-    query = (
-        select(column.residency, column.opened_us, column.absolute_boot_us, events.c.leaf)
-        .select_from(residencies.join(events, is_leaf_of(residencies)))
-        .where(column.incarnation == life.id, column.tenant == tenant, column.part == 1, who)
-    )
-    return list(connection.execute(query).all())
+    mine = _OPENINGS.where(column.incarnation == life.id, column.tenant == tenant, column.part == 1, who)
+    return list(connection.execute(mine).all())
 
 
-def _holdings(connection: Connection, life: IncarnationLife, rows: list[Any], now_us: int) -> list[Holding]:
-    uses = read_uses(connection, life)
-    ended = ended_keys(connection, life)
+def _holdings(life: IncarnationLife, rows: list[Any], uses: BlockUses, ended: Int64s, now_us: int) -> list[Holding]:
     holdings = []
     for row in rows:
         body = orjson.loads(row.leaf)
@@ -220,7 +283,7 @@ def _holdings(connection: Connection, life: IncarnationLife, rows: list[Any], no
     return holdings
 
 
-def _used(uses: BlockUses, residency: int, ended: Any) -> tuple[int, int, int | None, int]:
+def _used(uses: BlockUses, residency: int, ended: Int64s) -> tuple[int, int, int | None, int]:
     """Blocks it used, those without an end, when it was released (None: it runs), and when its last hold ends."""
     mine = uses.residency == residency
     keys = np.unique(uses.keys[mine])

@@ -4,10 +4,11 @@
 
 1. A ledger of 30 days is filled through the writer (`console_ledger`), and its coverage by hour is judged once.
 2. Each page is asked for as an auditor who sees all tenants, in the process of the service: its time is from the
-   request to the whole answer, without a network. The median of the rounds counts. One subject's page is left out: it
-   looks at the evidence of every block of the subject.
+   request to the whole answer, without a network. The median of the rounds counts. On a shared machine the process's
+   time on a processor says more; a PostgreSQL server's is not in it.
 3. The goals: 200 ms for a page at 10^6 leaves, and 400 ms at 10^7. `--strict` exits with 1 where a page misses it.
-4. `--folder DIR` keeps the ledger there, and measures one that is there already.
+4. `--folder DIR` keeps the ledger there, and measures one that is there already. `--url URL` measures the ledger in a
+   database of PostgreSQL.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ PAGES = (
         "/decisions?period=30d",
         "/custody",
         "/custody?tenant=tenant-03",
+        "/custody/subject?tenant=tenant-03&subject=user-7",
     ),
     *("/tiers", "/tiers?period=30d", "/fleet", "/routes"),
     *("/routes?period=7d", "/erasures", "/cases", "/deletion", "/deletion?period=7d", "/deletion?period=30d"),
@@ -73,8 +75,8 @@ def service_of(url: str, folder: Path) -> Service:
     return open_service(settings, documents=ConsoleDocuments())
 
 
-async def measure(service: Service, rounds: int) -> dict[str, float]:
-    """Return the median milliseconds of each page."""
+async def measure(service: Service, rounds: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the median milliseconds of each page: by the clock, and of this process on a processor."""
     app: Any = create_app(service, pages=Console(service))
     roles = [Role.AUDITOR, Role.OPERATOR, Role.BOOTSTRAP]
     keys = []
@@ -83,6 +85,7 @@ async def measure(service: Service, rounds: int) -> dict[str, float]:
         service.principals.enrol(name, [role], by="benchmark")
         keys.append(service.principals.issue_key(name, days=1, by="benchmark").key)
     figures: dict[str, float] = {}
+    cpu: dict[str, float] = {}
     transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 1))
     for key in keys:
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=600) as client:
@@ -90,17 +93,18 @@ async def measure(service: Service, rounds: int) -> dict[str, float]:
             for page in PAGES:
                 if page in figures:
                     continue
-                times = []
+                times, computed = [], []
                 for _ in range(rounds):
-                    begun = time.perf_counter()
+                    begun, computing = time.perf_counter(), time.process_time()
                     answer = await client.get("/console" + page)
                     times.append((time.perf_counter() - begun) * 1000)
+                    computed.append((time.process_time() - computing) * 1000)
                 if answer.status_code == 403:
                     continue
                 assert answer.status_code == 200, (page, answer.status_code, answer.text[-2000:])
-                figures[page] = round(median(times), 1)
-                print(f"{figures[page]:9.1f} ms  {page}", flush=True)
-    return figures
+                figures[page], cpu[page] = round(median(times), 1), round(median(computed), 1)
+                print(f"{figures[page]:9.1f} ms, {cpu[page]:9.1f} ms of a processor  {page}", flush=True)
+    return figures, cpu
 
 
 def main() -> None:
@@ -110,18 +114,23 @@ def main() -> None:
     bench.add("--tenants", type=int, default=40)
     bench.add("--database", choices=("postgresql", "sqlite"), default="sqlite")
     bench.add("--folder", type=Path, help="keep the ledger here (SQLite)")
+    bench.add("--url", help="measure the ledger that is in this database (PostgreSQL)")
     options = bench.parse()
     with ExitStack() as stack:
-        uri = stack.enter_context(postgres()) if options.database == "postgresql" else None
+        fresh = options.database == "postgresql" and options.url is None
+        uri = stack.enter_context(postgres()) if fresh else None
         work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder = options.folder or work
         folder.mkdir(parents=True, exist_ok=True)
-        if (folder / "ledger.db").exists():
+        if options.url is not None:
+            engine = open_store(options.url, timeout_seconds=60)
+        elif (folder / "ledger.db").exists():
             engine = open_store(folder / "ledger.db", timeout_seconds=60)
         else:
             engine = fresh_store(uri, folder, "ledger")
             fill(engine, work, leaves=options.leaves, tenants=options.tenants, until_us=SystemClock().utc_us())
-        url = f"sqlite:///{folder}/ledger.db" if uri is None else engine.url.render_as_string(hide_password=False)
+        in_server = engine.dialect.name == "postgresql"
+        url = engine.url.render_as_string(hide_password=False) if in_server else f"sqlite:///{folder}/ledger.db"
         service = service_of(url, work)
         service.figures.close()  # it would judge beside the measurement
         stack.callback(service.close)
@@ -132,12 +141,12 @@ def main() -> None:
         judged_s = round(time.perf_counter() - begun, 1)
         with engine.connect() as connection:
             leaves = int(connection.scalar(select(func.sum(logs.c.size))) or 0)
-        figures = asyncio.run(measure(service, options.rounds))
+        figures, cpu = asyncio.run(measure(service, options.rounds))
         engine.dispose()
     slowest = max(figures, key=lambda page: figures[page])
     print(f"{leaves:,} leaves, judged in {judged_s} s; slowest: {figures[slowest]} ms, {slowest}")
-    kept = {"database": options.database, "leaves": leaves, "tenants": options.tenants, "judged_s": judged_s}
-    bench.keep({**kept, "ms": figures, "slowest_ms": figures[slowest]})
+    kept = {"database": engine.dialect.name, "leaves": leaves, "tenants": options.tenants, "judged_s": judged_s}
+    bench.keep({**kept, "ms": figures, "cpu_ms": cpu, "slowest_ms": figures[slowest]})
     if options.strict and figures[slowest] > next((goal for size, goal in GOALS_MS.items() if leaves <= size), 400):
         raise SystemExit(1)
 

@@ -13,9 +13,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from operator import add
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, case, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Select, and_, case, func, literal_column, select, tuple_
 
 from kvcustody.audit.evidence.copies.copy_rows import DecidedTransfer, transfers_of
 from kvcustody.audit.evidence.counters.read_figures import TierTotals, tier_totals
@@ -186,9 +188,31 @@ def transfer_summary(
     connection: Connection, since_us: int, until_us: int, *, tenant: str | None = None
 ) -> tuple[TransferSummary, ...]:
     """Return the decisions of a period by tier and action, in name order."""
+    return _summaries(_alike(connection, since_us, until_us, tenant))
+
+
+class _Alike(NamedTuple):
+    """Decisions of one part of a period that are alike: how many, and their sums."""
+
+    at_us: int
+    tier: str
+    action: str
+    choice: str
+    outcome: str
+    reason: str
+    bytes_min: int
+    values: list[int]
+
+
+def _alike(
+    connection: Connection, since_us: int, until_us: int, tenant: str | None, width_us: int | None = None
+) -> list[_Alike]:
+    """Return the decisions of a period by what they have in common, in one read; of parts of that width, or of one."""
     column, moved = transfer_decisions.c, _moved()
     size = case(*((column.bytes >= least, least) for least in reversed(SIZES[1:])), else_=0)
-    key = (column.tier, column.action, column.choice, column.outcome, column.reason, size)
+    start = literal_column("0") if width_us is None else column.at_us - column.at_us % width_us
+    alike = (column.tier, column.action, column.choice, column.outcome, column.reason, size.label("bytes_min"))
+    key = (start.label("start"), *alike)
     known = column.transfer_us > 0
     sums = (
         func.count(),
@@ -201,13 +225,15 @@ def transfer_summary(
         _sum(case((known, func.abs(column.transfer_us - column.actual_us)), else_=0)),
         _sum(moved.saved_us),
     )
-    query = _chosen(
-        select(*key, *sums).join(incarnations, incarnations.c.id == column.incarnation),
-        TransferFilter(tenant, since_us=since_us, until_us=until_us),
-    )
+    query = _chosen(select(*key, *sums), TransferFilter(tenant, since_us=since_us, until_us=until_us))
+    rows = connection.execute(query.group_by(*(alike if width_us is None else key)))
+    return [_Alike._make((int(row[0]), *row[1:6], int(row[6]), list(map(int, row[7:])))) for row in rows]
+
+
+def _summaries(rows: Iterable[_Alike]) -> tuple[TransferSummary, ...]:
     found: defaultdict[tuple[str, str], _Sums] = defaultdict(_Sums)
-    for tier, action, choice, outcome, reason, bytes_min, *values in connection.execute(query.group_by(*key)):
-        found[tier, action].add(choice, outcome, reason, int(bytes_min), list(map(int, values)))
+    for row in rows:
+        found[row.tier, row.action].add(row.choice, row.outcome, row.reason, row.bytes_min, row.values)
     return tuple(found[key].summary(*key) for key in sorted(found))
 
 
@@ -241,27 +267,38 @@ class TransferTime(NamedTuple):
     measured_us: int
 
 
-def transfers_over_time(
+class TiersOverTime(NamedTuple):
+    """Every tier with its decisions in a period, and the period's transfers by action and part of it."""
+
+    tiers: tuple[TierSummary, ...]
+    times: tuple[TransferTime, ...]
+
+
+def tiers_over_time(
     connection: Connection, since_us: int, until_us: int, width_us: int, *, tenant: str | None = None
-) -> tuple[TransferTime, ...]:
-    """Return transfers by action and part of a period; parts begin at whole multiples of their width (µs)."""
-    column, moved = transfer_decisions.c, _moved()
-    start = (column.at_us - column.at_us % width_us).label("start")
-    arrived = case((column.outcome.in_(("done", "partial")), moved.blocks), else_=0)
-    query = select(start, column.action, _sum(arrived), _sum(moved.saved_us), _sum(column.actual_us))
-    query = _chosen(
-        query.where(column.choice == "transfer"), TransferFilter(tenant, since_us=since_us, until_us=until_us)
-    )
-    rows = connection.execute(query.group_by(start, column.action).order_by(start, column.action))
-    return tuple(TransferTime(int(row[0]), str(row[1]), int(row[2]), int(row[3]), int(row[4])) for row in rows)
+) -> TiersOverTime:
+    """Return both of one read; parts begin at whole multiples of their width (µs)."""
+    rows = _alike(connection, since_us, until_us, tenant, width_us)
+    sums: defaultdict[tuple[int, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for row in rows:
+        if row.choice == "transfer":
+            _, blocks, _, actual_us, *_, saved_us = row.values
+            arrived = blocks if row.outcome in ("done", "partial") else 0
+            key = (row.at_us, row.action)
+            sums[key] = [*map(add, sums[key], (arrived, saved_us, actual_us))]
+    times = tuple(TransferTime(*key, *sums[key]) for key in sorted(sums))
+    return TiersOverTime(_tiers(connection, _summaries(rows), tenant), times)
 
 
 def tier_summaries(
     connection: Connection, since_us: int, until_us: int, *, tenant: str | None = None
 ) -> tuple[TierSummary, ...]:
     """Return every tier that the ledger knows, in name order; decisions are those of the period."""
+    return _tiers(connection, transfer_summary(connection, since_us, until_us, tenant=tenant), tenant)
+
+
+def _tiers(connection: Connection, decided: Sequence[TransferSummary], tenant: str | None) -> tuple[TierSummary, ...]:
     totals = {row.tier: row for row in tier_totals(connection, tenant=tenant)}
-    decided = transfer_summary(connection, since_us, until_us, tenant=tenant)
     summaries = []
     for tier in sorted(totals.keys() | {row.tier for row in decided}):
         total = totals.get(tier, TierTotals(tier, 0, 0, 0, 0, 0))

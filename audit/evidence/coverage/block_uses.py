@@ -15,18 +15,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
-from sqlalchemy import ColumnElement, Connection, and_, case, func, select
+from sqlalchemy import ColumnElement, Connection, Table, and_, case, func, select
 
 from kvcustody.audit.evidence.query.evidence_columns import (
     Assignments,
     Evidence,
+    assignments_of,
     read,
     read_assignments,
     read_opened,
@@ -148,10 +149,24 @@ class UseRows(NamedTuple):
     assigned: Assignments
 
 
-def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None, *, with_rules: bool = False) -> BlockUses:
+def read_uses(
+    connection: Connection,
+    life: Any,
+    as_of: AsOf | None = None,
+    *,
+    with_rules: bool = False,
+    among: Collection[int] | None = None,
+) -> BlockUses:
     """Return who used which block until when, from the rows of residencies and releases and the runs in their
     leaves.
+
+    `among`: only the uses of these residencies, at most a few thousand, without what is assigned to others.
     """
+
+    def of_life(table: Table) -> ColumnElement[bool]:
+        here = and_(table.c.incarnation == life.id, is_in(as_of, table))
+        return here if among is None else and_(here, table.c.residency.in_(among))
+
     column = releases.c
     wrote = read(
         connection,
@@ -161,7 +176,7 @@ def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None, *, w
             *(column.hold_boot_us, column.final, column.written, column.part),
             case((events.c.incarnation == column.incarnation, 0), else_=1).label("by_successor"),
         ),
-        and_(column.incarnation == life.id, is_in(as_of, releases)),
+        of_life(releases),
         ordered=False,
     )
     column_in = residencies.c
@@ -172,7 +187,7 @@ def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None, *, w
             *(column_in.tenant, column_in.classification, column_in.subject, column_in.session),
             *((column_in.absolute_boot_us, column_in.attached_blocks, events.c.at_us) if with_rules else ()),
         ),
-        and_(column_in.incarnation == life.id, is_in(as_of, residencies)),
+        of_life(residencies),
         ordered=False,
         with_rules=with_rules,
     )
@@ -180,14 +195,16 @@ def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None, *, w
         connection,
         attachments,
         (attachments.c.log, attachments.c.idx, attachments.c.residency, attachments.c.attached_boot_us),
-        and_(attachments.c.incarnation == life.id, is_in(as_of, attachments)),
+        of_life(attachments),
         ordered=False,
     )
-    narrowed = read_narrowed(connection, life.id, as_of)
+    narrowed = read_narrowed(connection, life.id, as_of, among=among)
     return uses_of(
         UseRows(
             *(life.offset_us, wrote, opened, handed, joined, narrowed, _read_erasures(connection, as_of)),
-            read_assignments(connection, life.id, as_of),
+            assignments_of(*Evidence.no_lists(), [])
+            if among is not None
+            else read_assignments(connection, life.id, as_of),
         )
     )
 

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -267,10 +267,12 @@ def _selected(ends: Evidence, chosen: CustodySelection) -> Flags | None:
     return kept
 
 
-def lives_of(connection: Connection) -> list[IncarnationLife]:
-    """Return every incarnation, by id."""
+def lives_of(connection: Connection, *, among: Collection[int] | None = None) -> list[IncarnationLife]:
+    """Return every incarnation, or those with these ids, by uuid."""
     table = incarnations.c
     query = select(table.id, table.uuid, table.offset_us, table.shards).order_by(table.uuid)
+    if among is not None:
+        query = query.where(table.id.in_(among))
     return [
         IncarnationLife(row.id, row.uuid, row.offset_us, row.shards or 0) for row in connection.execute(query).all()
     ]

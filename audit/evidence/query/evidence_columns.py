@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 from numpy.typing import NDArray
-from sqlalchemy import Boolean, ColumnElement, Connection, Integer, Select, Table, literal, select
+from sqlalchemy import Boolean, ColumnElement, Connection, FromClause, Integer, Select, Table, literal, select
 
 from kvcustody.audit.kinds.block_runs import Int64s, Pairs, decode_flat
 from kvcustody.audit.kinds.registry import EARLIER
@@ -139,9 +139,13 @@ def read(
     where: ColumnElement[bool],
     *,
     ordered: bool = True,
+    within: FromClause | None = None,
 ) -> Evidence:
-    """Return rows of a projection with the runs of their leaves, in ledger order if `ordered`."""
-    return _read(connection, table, columns, where, ("runs",), ordered)[0]
+    """Return rows of a projection with the runs of their leaves, in ledger order if `ordered`.
+
+    `within`: ranges that `where` joins to the table, each looked up by an index.
+    """
+    return _read(connection, table, columns, where, ("runs",), ordered, within=within)[0]
 
 
 def read_opened(
@@ -206,11 +210,13 @@ def _read(
     lists: tuple[str, ...],
     ordered: bool,
     cuts: Mapping[str, _Cut] = MappingProxyType({}),
+    within: FromClause | None = None,
 ) -> list[Evidence]:
     number = table.c.item if "item" in table.c else literal(0)
+    source = table if within is None else within.join(table, where)
     query = (
         select(*columns, events.c.leaf, number.label("_item"))
-        .select_from(table.join(events, is_leaf_of(table)))
+        .select_from(source.join(events, is_leaf_of(table)))
         .where(where)
     )
     if ordered:

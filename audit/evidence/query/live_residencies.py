@@ -18,6 +18,7 @@ from sqlalchemy import ColumnElement, Connection, and_, func, or_, select, tuple
 from kvcustody.audit.evidence.processes.work_periods import WorkPeriod, at_work, read_work_periods
 from kvcustody.audit.evidence.query.narrowed_holds import read_narrowed
 from kvcustody.audit.evidence.subjects.subject_filter import of_tenant
+from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.leaf_tables import releases, residencies
 from kvcustody.audit.store.schema.ledger import incarnations
@@ -59,7 +60,7 @@ def live_residencies(
     each process are looked at, the latest ones, so that a long life costs no more than a short one.
     """
     running = at_work(read_work_periods(connection) if periods is None else periods)
-    among = _requests_of(running, newest)
+    among = _requests_of(connection, running, newest)
     live: list[Live] = []
     while len(live) < limit:
         rows = _read(connection, among, now_us=now_us, tenant=tenant, after=after, limit=limit)
@@ -72,14 +73,19 @@ def live_residencies(
     return tuple(live[:limit])
 
 
-def _requests_of(processes: Sequence[str], newest: int | None) -> ColumnElement[bool]:
+def _requests_of(connection: Connection, processes: Sequence[str], newest: int | None) -> ColumnElement[bool]:
     """Return the condition on the requests of these processes; `newest` of each, by their numbers, which ascend."""
-    working = incarnations.c.uuid.in_(processes)
+    life = incarnations.c
+    working = life.uuid.in_(processes)
     if newest is None:
         return working
     every = residencies.alias()
-    last = select(func.max(every.c.residency)).where(every.c.incarnation == incarnations.c.id).scalar_subquery()
-    return and_(working, residencies.c.residency > last - newest)
+    last = select(func.max(every.c.residency)).where(every.c.incarnation == life.id).scalar_subquery()
+    # Known before the rows are read: a server would look for the last request again beside each of them.
+    lasts = [(number, at or 0) for number, at in connection.execute(select(life.id, last).where(working))]
+    span = dialect_of(connection).spans(connection, [(number, at - newest, at) for number, at in lasts])
+    first = select(span.c.first).where(span.c.log == life.id).scalar_subquery()
+    return and_(working, residencies.c.residency > first)
 
 
 def _read(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from starlette.responses import Response
 
 from kvcustody.audit.evidence.processes.work_periods import at_work
 from kvcustody.audit.evidence.query.live_residencies import Live, live_residencies
-from kvcustody.audit.reports.subject_access import subject_page
+from kvcustody.audit.evidence.subjects.subject_table import subject_names
+from kvcustody.audit.reports.subject_access import recent_subject, subject_page
 from kvcustody.console.render.charts import Figure, columns
 from kvcustody.console.web import event_links
 from kvcustody.console.web.page_request import PageRequest
@@ -19,6 +21,7 @@ from kvcustody.governance.service.problem_details import ProblemError
 READ = Permission.READ_CUSTODY
 _READ_MAX, _SHOWN_MAX = 5000, 100
 _OF_PROCESS_MIN = 500  # requests of a process that the page looks at; all of them where it is asked to
+_OF_SUBJECT_MAX = 200  # residencies of a subject that its page shows; where asked to, it counts all of them
 _BINS = 10
 
 
@@ -54,7 +57,8 @@ def live(visit: PageRequest) -> Response:
 def subject(visit: PageRequest) -> Response:
     """Return what is held about one subject, why and until when, its erasures, and the form for another.
 
-    A subject is asked for by its name, or by one pseudonym of it, as leaves have it: then there is no form.
+    A subject is asked for by its name, or by one pseudonym of it, as leaves have it: then there is no form. The
+    newest residencies are looked at; where it is asked to, all of them, with the coverage of their blocks.
     """
     name, pseudonym = visit.text("subject", 128), visit.text("pseudonym", 128)
     tenant_name = visit.text("tenant")
@@ -65,8 +69,17 @@ def subject(visit: PageRequest) -> Response:
     pseudonyms = [str(pseudonym)] if name is None else visit.service.names_of(tenant, name)
     now_us, periods = visit.service.clock.utc_us(), visit.service.work_periods()
     marked = visit.service.marked()
+    beside: dict[str, Any] = {"now_us": now_us, "periods": periods, "marked": marked}
+    recent, own = None, None
+    if name is not None:
+        with visit.service.reading() as connection:
+            own = subject_names(connection, tenant, name, visit.service.subject_keys)
     with visit.service.reading(tenant) as connection:
-        page = subject_page(connection, tenant, pseudonyms, now_us=now_us, periods=periods, marked=marked)
+        if visit.text("all") is None:
+            recent = recent_subject(connection, tenant, pseudonyms, newest=_OF_SUBJECT_MAX, own=own, **beside)
+            page = recent.page
+        else:
+            page = subject_page(connection, tenant, pseudonyms, **beside)
     return visit.page(
         "erasure/subject.html",
         "One subject",
@@ -74,6 +87,8 @@ def subject(visit: PageRequest) -> Response:
         name=name or pseudonym,
         by_pseudonym=name is None,
         found=page,
+        recent=recent,
+        shown=page.holdings[:_OF_SUBJECT_MAX],
         residency_page=event_links.residency_page,
         erases=visit.may(Permission.ERASE) and name is not None,
     )

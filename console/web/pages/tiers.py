@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
-from kvcustody.audit.evidence.copies.transfers import TransferTime, transfers_over_time
+from kvcustody.audit.evidence.copies.transfers import TransferTime, tiers_over_time
 from kvcustody.console.render.charts import Figure, rows
 from kvcustody.console.render.number_format import time_text
 from kvcustody.console.render.time_chart import Buckets, TimeChart
@@ -53,7 +54,10 @@ def show(visit: PageRequest) -> Response:
     visit.record("consoleTiers", tenant=tenant)
     chosen = period_of(visit)
     since_us, until_us = chosen.since_us, chosen.until_us
-    tiers = visit.ask(tiers_api.tiers, tenant=tenant_name, since=since_us, until=until_us)["items"]
+    width_us = Buckets.of(since_us, until_us).width_us
+    with visit.service.reading(tenant) as connection:
+        shown = tiers_over_time(connection, since_us, until_us, width_us, tenant=tenant)
+    tiers = tiers_api.tier_items(shown.tiers)
     summed = [row for tier in tiers for row in tier["transfers"]]
     cursor = visit.text("cursor", 1024)
     listed = visit.ask(tiers_api.listed_transfers, tenant=tenant_name, cursor=cursor, limit=_PAGE)
@@ -69,7 +73,7 @@ def show(visit: PageRequest) -> Response:
         sized=[(row, one) for row in summed for one in row["sizes"]],
         restores=_restores(summed),
         net_us=sum(one["net_us"] for one in tiers),
-        charts=_over_time(visit, chosen, tenant),
+        charts=_over_time(chosen, shown.times),
         predicted=_predicted(summed),
         workers=_workers(visit),
         listed=listed,
@@ -99,17 +103,10 @@ def _restores(summed: list[dict[str, Any]]) -> dict[str, Any]:
     return sums | {"saved_us": sum(row["saved_us"] for row in mine), "latency_us": latency}
 
 
-def _over_time(visit: PageRequest, chosen: PagePeriod, tenant: str | None) -> list[TimeChart]:
+def _over_time(chosen: PagePeriod, moved: Sequence[TransferTime]) -> list[TimeChart]:
     """Return blocks stored and restored, and the time that restores saved against what stores took."""
-    moved: list[TransferTime] = []
-
-    def read(buckets: Buckets) -> list[tuple[str, int, int]]:
-        with visit.service.reading(tenant) as connection:
-            span = chosen.since_us, chosen.until_us, buckets.width_us
-            moved.extend(transfers_over_time(connection, *span, tenant=tenant))
-        return [(f"{row.action}d", row.at_us, row.blocks) for row in moved]
-
-    blocks = from_rows(chosen, "Blocks moved", "count", ("stored", "restored"), read)
+    counts = [(f"{row.action}d", row.at_us, row.blocks) for row in moved]
+    blocks = from_rows(chosen, "Blocks moved", "count", ("stored", "restored"), lambda _: counts)
     names = {"restore": "saved by restores", "store": "spent on stores"}
     times = [
         (names[row.action], row.at_us, row.saved_us if row.action == "restore" else row.measured_us) for row in moved

@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Annotated, Any
 
 from kvcustody.audit.evidence.copies.transfers import (
     ExplainedRequest,
+    TierSummary,
     TransferFilter,
     TransferSummary,
     explain_request,
@@ -88,8 +90,12 @@ def tiers(
     since_us, until_us = last_day_or(desk, since, until)
     with desk.reading(mine) as connection:
         found = tier_summaries(connection, since_us, until_us, tenant=mine)
-    items = [row._asdict() | {"transfers": [_with_sizes(one) for one in row.transfers]} for row in found]
-    return {"items": items, "since_us": since_us, "until_us": until_us}
+    return {"items": tier_items(found), "since_us": since_us, "until_us": until_us}
+
+
+def tier_items(found: Sequence[TierSummary]) -> list[dict[str, Any]]:
+    """Convert tiers to the API's form."""
+    return [row._asdict() | {"transfers": [_with_sizes(one) for one in row.transfers]} for row in found]
 
 
 def _with_sizes(totals: TransferSummary) -> dict[str, Any]:

@@ -8,9 +8,11 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import event
 from typer.testing import CliRunner
 
 from kvcustody.clock import SystemClock, VirtualClock
@@ -186,6 +188,24 @@ def test_a_period_without_decisions_says_so(
         auditor = client(world, "auditor")
         assert "Nothing was decided about moving copies in this period." in auditor.get("/console/tiers").text
         assert "Stores and restores by tier" in auditor.get("/console/tiers?period=7d").text
+
+
+def test_sums_and_charts_come_from_one_read_of_the_decisions(
+    tiered: World, client: Callable[[World, str], httpx.Client]
+) -> None:
+    statements: list[str] = []
+
+    def hear(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        statements.append(statement)
+
+    event.listen(tiered.service.reader, "before_cursor_execute", hear)
+    try:
+        page = client(tiered, "auditor").get("/console/tiers").text
+    finally:
+        event.remove(tiered.service.reader, "before_cursor_execute", hear)
+    assert "Stores and restores by tier" in page and "Blocks moved" in page
+    added = [statement for statement in statements if "FROM transfer_decisions" in statement and "sum(" in statement]
+    assert len(added) == 1
 
 
 def test_what_a_worker_says_of_its_tiers_between_two_looks(decided: DecidedWorld) -> None:

@@ -1,4 +1,8 @@
-"""Routes: a map of workers by what requests found there, and receipts with problems."""
+"""Routes: a map of workers by what requests found there, and receipts with problems.
+
+The newest halves of a period are measured, and all of them where it is asked to. Links to further pages name the moment
+from which on they are measured (`part`), as cursors are of one period.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from kvcustody.audit.evidence.routes.route_receipts import tokens_over_time
+from kvcustody.audit.evidence.routes.route_receipts import RoutePeriod, tokens_over_time
 from kvcustody.console.render.charts import Figure, rows
 from kvcustody.console.render.number_format import count
 from kvcustody.console.render.time_chart import Buckets, TimeChart
@@ -17,6 +21,7 @@ from kvcustody.governance.api.operations.routing import route_receipts as routes
 from kvcustody.governance.service.access.roles import Permission
 
 _PAGE = 50
+_HALVES_MAX = 300  # of doors, and as many of workers, that the page measures; where asked to, all that the API does
 _SHOWN_MAX = 64  # workers in the map
 
 
@@ -26,7 +31,13 @@ def show(visit: PageRequest) -> Response:
     chosen = period_of(visit)  # its end stands in links to further pages: cursors are of one period
     since_us, until_us = chosen.since_us, chosen.until_us
     asked: dict[str, Any] = {"tenant": tenant_name, "since": since_us, "until": until_us}
-    measures = visit.ask(routes_api.summary, **asked)
+    tenant = visit.service.tenant_of(visit.caller, Permission.READ_OPERATIONS, tenant_name)
+    part_us, whole = visit.number("part"), visit.text("all") is not None
+    measured = RoutePeriod(since_us if part_us is None else min(max(since_us, part_us), until_us), until_us, tenant)
+    measures = routes_api.measured(
+        visit.service, measured, routes_api.HALVES_MAX if whole or part_us is not None else _HALVES_MAX
+    )
+    from_us = measures["measured_since_us"]
     cursor = visit.text("cursor", 1024)
     request, receipt = visit.text("request", 160), visit.text("receipt", 32)
     sought = {"request": request, "receipt": receipt, "cursor": visit.text("after", 1024)}
@@ -36,7 +47,7 @@ def show(visit: PageRequest) -> Response:
         "Routes",
         tenant=tenant_name,
         period=chosen,
-        measures=measures,
+        measures=measures | {"since_us": since_us},
         tiles=(
             (percent(measures["locality"]), "locality"),
             (decimal(measures["hit_length"]), "tokens found, on average"),
@@ -45,20 +56,19 @@ def show(visit: PageRequest) -> Response:
             (decimal(measures["imbalance"]), "imbalance"),
             (kept(measures), "promised tokens found"),
         ),
-        chart=_over_time(visit, chosen, tenant_name),
+        chart=_over_time(visit, chosen, tenant),
         map=_map(measures["workers"]),
         percent=percent,
         decimal=decimal,
-        findings=visit.ask(routes_api.findings, cursor=cursor, limit=_PAGE, **asked),
+        findings=visit.ask(routes_api.findings, cursor=cursor, limit=_PAGE, **asked | {"since": from_us}),
         request=request,
         receipts=None if receipts is None else receipts["items"],
         receipts_next=None if receipts is None else receipts["next"],
     )
 
 
-def _over_time(visit: PageRequest, chosen: PagePeriod, tenant_name: str | None) -> TimeChart:
+def _over_time(visit: PageRequest, chosen: PagePeriod, tenant: str | None) -> TimeChart:
     """Return the prompt tokens that requests with a receipt found at their workers, and those they computed."""
-    tenant = visit.service.tenant_of(visit.caller, Permission.READ_OPERATIONS, tenant_name)
 
     def read(buckets: Buckets) -> list[tuple[str, int, int]]:
         with visit.service.reading(tenant) as connection:

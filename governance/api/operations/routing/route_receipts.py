@@ -76,9 +76,13 @@ def summary(
 
     They are of the newest 50,000 halves of doors and as many of workers.
     """
-    period = _period(desk, caller, tenant, since, until)
+    return measured(desk, _period(desk, caller, tenant, since, until), HALVES_MAX)
+
+
+def measured(desk: Desk, period: RoutePeriod, newest: int) -> dict[str, Any]:
+    """Measure routing from so many of the newest halves of a period, as `summary` does for who may read it."""
     with desk.reading(period.tenant) as connection:
-        joined = read_routes(connection, period, now_us=desk.clock.utc_us(), halves_max=HALVES_MAX)
+        joined = read_routes(connection, period, now_us=desk.clock.utc_us(), halves_max=newest)
     return measures_of(joined, measure(joined.receipts)) | {
         "since_us": period.since_us,
         "until_us": period.until_us,
