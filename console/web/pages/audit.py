@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -27,9 +26,9 @@ from kvcustody.audit.leaf import LEAF_KEYS
 from kvcustody.audit.leaf.change_items import CHANGED, plain_bodies
 from kvcustody.audit.leaf.leaf_schema import DURATIONS
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
-from kvcustody.console.render.charts import Figure, columns
 from kvcustody.console.render.event_sentences import sentence_of
 from kvcustody.console.render.number_format import count, duration, moment
+from kvcustody.console.render.time_chart import Buckets, ChartSeries, TimeChart
 from kvcustody.console.web.event_links import links_of, workers_of
 from kvcustody.console.web.form_errors import FieldError
 from kvcustody.console.web.page_request import PageRequest
@@ -168,19 +167,14 @@ def _presets(visit: PageRequest) -> list[tuple[str, str, bool]]:
     return [*links, ("all", everything, chosen is None and plain)]
 
 
-def _histogram(counted: dict[str, Any]) -> Figure:
-    width_us, columns_of = counted["column_us"], counted["columns"]
-    form = "%d %b %H:%M" if width_us < 24 * HOUR_US else "%d %b %Y"
-    labels = [datetime.fromtimestamp(column["at_us"] / 1e6, UTC).strftime(form) for column in columns_of]
-    values = [[column["events"] - column["refused"], column["refused"]] for column in columns_of]
-    hours, minutes = width_us // HOUR_US, width_us // MINUTE_US
-    if not hours:
-        size = "a minute" if minutes == 1 else f"{minutes} minutes"
-    else:
-        size = "an hour" if hours == 1 else f"{hours} hours" if hours < 48 else f"{hours // 24} days"
-    unit = f"UTC, columns of {size}"
-    legend = [("events", 1), ("denied, failed or partial", 4)]
-    return columns("Events over time", labels, values, legend, unit, "events")
+def _histogram(counted: dict[str, Any]) -> TimeChart:
+    """Return events over time, those that were denied, failed or partial apart."""
+    width_us, columns = counted["column_us"], counted["columns"]
+    buckets = Buckets(range(columns[0]["at_us"], columns[-1]["at_us"] + 1, width_us), width_us)
+    refused = [column["refused"] for column in columns]
+    others = [column["events"] - column["refused"] for column in columns]
+    series = (ChartSeries("events", others, 1), ChartSeries("denied, failed or partial", refused, 4))
+    return TimeChart("Events over time", "count", "bars", buckets, series, "nothing recorded")
 
 
 def _export_link(visit: PageRequest, form: str) -> str:

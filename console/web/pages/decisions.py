@@ -12,7 +12,7 @@ import orjson
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from kvcustody.console.web.charts import denied, period_of
+from kvcustody.console.web.charts import Timeline, denied, period_of
 from kvcustody.console.web.form_errors import refused
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.overview import sees_all
@@ -48,7 +48,7 @@ def show(visit: PageRequest) -> Response:
     if reads:
         mine = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, tenant)
         with visit.service.reading(mine) as connection:
-            chart = denied(connection, period, mine)
+            chart = denied(connection, Timeline.of(visit, connection, period, mine))
         visit.record("consoleDecisions", tenant)
         denials = visit.ask(
             custody_api.denials, tenant, period.since_us, period.until_us, visit.text("cursor", 1024), _PAGE

@@ -18,7 +18,7 @@ from kvcustody.audit.evidence.processes.enforcement import (
     unnamed,
     unnamed_qualification,
 )
-from kvcustody.console.web.charts import PagePeriod, coverage, period_of
+from kvcustody.console.web.charts import PagePeriod, Timeline, coverage, period_of
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.overview import sees_all
 from kvcustody.governance.api.operations import custody as custody_api
@@ -36,6 +36,7 @@ def show(visit: PageRequest) -> Response:
     with visit.service.reading(tenant) as connection:
         judged = period(connection, chosen.since_us, chosen.until_us, tenant=tenant)
         tiers = tier_totals(connection, tenant=tenant)
+        times = Timeline.of(visit, connection, chosen, tenant)
     recounted = visit.text("recount") is not None
     if recounted:
         covered = visit.ask(custody_api.covered, tenant_name, chosen.since_us, chosen.until_us)
@@ -52,7 +53,7 @@ def show(visit: PageRequest) -> Response:
         state=judged.state,
         recounted=recounted,
         tiers=tiers,
-        charts=coverage(judged, chosen),
+        charts=coverage(visit, judged, times),
         findings=visit.ask(custody_api.findings, tenant_name, cursor=visit.text("cursor", 1024), limit=_PAGE),
         gaps=visit.ask(custody_api.gaps, limit=_PAGE)["items"] if everything else None,
     )

@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 from starlette.responses import Response
 
 from kvcustody.audit.evidence.copies.transfers import TransferTime, transfers_over_time
-from kvcustody.console.render.charts import Figure, rows
-from kvcustody.console.render.number_format import time_text
-from kvcustody.console.render.time_chart import Buckets, TimeChart
+from kvcustody.console.render.time_chart import Buckets, ChartSeries, NameChart, TimeChart
 from kvcustody.console.tier.wording import lines_of, predicted_text
-from kvcustody.console.web.charts import PagePeriod, from_rows, period_of
+from kvcustody.console.web.charts import PagePeriod, Timeline, from_rows, period_of
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.governance.api.operations import tiers as tiers_api
 from kvcustody.governance.api.operations.tiers import whose
@@ -105,29 +103,33 @@ def _over_time(visit: PageRequest, chosen: PagePeriod, tenant: str | None) -> li
 
     def read(buckets: Buckets) -> list[tuple[str, int, int]]:
         with visit.service.reading(tenant) as connection:
-            span = chosen.since_us, chosen.until_us, buckets.width_us
+            span = buckets.starts_us[0], chosen.until_us, buckets.width_us
             moved.extend(transfers_over_time(connection, *span, tenant=tenant))
         return [(f"{row.action}d", row.at_us, row.blocks) for row in moved]
 
-    blocks = from_rows(chosen, "Blocks moved", "count", ("stored", "restored"), read)
+    with visit.service.reading(tenant) as connection:
+        buckets = Timeline.of(visit, connection, chosen, tenant).for_rows(chosen)
+    blocks = from_rows(buckets, "Blocks moved", "count", ("stored", "restored"), read)
     names = {"restore": "saved by restores", "store": "spent on stores"}
     times = [
         (names[row.action], row.at_us, row.saved_us if row.action == "restore" else row.measured_us) for row in moved
     ]
-    return [blocks, from_rows(chosen, "Time saved and spent", "duration", names.values(), lambda _: times)]
+    return [blocks, from_rows(buckets, "Time saved and spent", "duration", names.values(), lambda _: times)]
 
 
-def _predicted(summed: list[dict[str, Any]]) -> Figure:
+def _predicted(summed: list[dict[str, Any]]) -> NameChart:
     """Return the total predicted and measured time of the transfers that had a prediction."""
     names: list[str] = []
-    values: list[list[int]] = []
+    values: list[tuple[int, int]] = []
     for row in summed:
         if row["predicted"]:
-            names += [f"{row['tier']}, {row['action']}s", ""]
-            values += [[row["predicted_us"], 0], [0, row["predicted_actual_us"]]]
-    notes = [time_text(sum(one)) for one in values]
-    legend = [("predicted", 1), ("measured", 2)]
-    return rows("Time of transfers, predicted and measured", names, values, legend, notes)
+            names += [f"{row['tier']}, {row['action']}s: predicted", f"{row['tier']}, {row['action']}s: measured"]
+            values += [(row["predicted_us"], 0), (0, row["predicted_actual_us"])]
+    series = tuple(
+        ChartSeries(name, [value[place] for value in values], place + 1)
+        for place, name in enumerate(("predicted", "measured"))
+    )
+    return NameChart("Time of transfers, predicted and measured", "duration", "Transfers", names, series, across=True)
 
 
 def _explained(visit: PageRequest, tenant: str | None, residency: int) -> list[dict[str, Any]]:

@@ -8,6 +8,8 @@ sequences.
    behind and no worker waits, else a tenth: the deltas of a tenant that come together meanwhile change its sums once.
 3. Any number of control planes may do this over one ledger (`write.fold`, `counters.judge_hours`): verdicts are one
    plane's to make for as long as it goes on.
+4. Charts of short periods read narrower cells than hours: `fine` counts them, and `coverage_by_minute` is the plane's
+   own judgement.
 """
 
 from __future__ import annotations
@@ -18,7 +20,11 @@ from collections.abc import Callable
 
 from sqlalchemy import Engine
 
+from kvcustody.audit.evidence.counters.fine_figures import FineFigures
+from kvcustody.audit.evidence.counters.hourly_coverage import JudgedState
 from kvcustody.audit.evidence.counters.judge_hours import HourlyJudge
+from kvcustody.audit.evidence.coverage.lag_counts import LagCounts, added
+from kvcustody.audit.evidence.coverage.summary import CoverageRow, add_rows
 from kvcustody.audit.evidence.processes.sequence_gaps import keep_spans
 from kvcustody.audit.write.fold import DELTAS_MAX, fold
 from kvcustody.clock import Clock
@@ -54,6 +60,7 @@ class FigureKeeper:
         self._judge_at = self._spans_at = self._folded_at = self._fold_seconds = 0.0
         self._fold_behind = False  # there was more than one pass takes
         self._judging = HourlyJudge(reader, engine)
+        self.fine = FineFigures()
         self._thread = GuardingThread(self._run, name="kvcustody-figures")
         self._thread.start()
 
@@ -78,6 +85,29 @@ class FigureKeeper:
             keep_spans(self._engine)
             now = time.monotonic()
             self._spans_at = now + max(_SPANS_SECONDS, _REST * (now - started))
+
+    def coverage_by_minute(
+        self, state: JudgedState | None, since_us: int, *, tenant: str | None = None
+    ) -> dict[int, tuple[CoverageRow, LagCounts]] | None:
+        """Return coverage by the minute in which custody was due, from `since_us` on.
+
+        Args:
+            state: What the reader's other figures were judged of; a later state's minutes are as good.
+            since_us: In UTC microseconds; the judge keeps six hours.
+            tenant: Only this tenant's custody.
+
+        Returns:
+            Coverage and lags by the minute's start; None where another process judges.
+        """
+        judged = self._judging.minutes
+        if judged is None or state is None or judged[0] < state:
+            return None
+        minutes = {}
+        for at_us, rows in judged[1].items():
+            own = [(row, lags) for (name, _), row, lags in rows if tenant is None or name == tenant]
+            if own and at_us >= since_us:
+                minutes[at_us] = (add_rows([row for row, _ in own]), added([lags for _, lags in own]))
+        return minutes
 
     @property
     def _fold_at(self) -> float:
