@@ -75,6 +75,11 @@ def _minute(at_us: int | None) -> str:
     return words.minute(at_us)[:16].replace("T", " ") + " UTC" if at_us else "–"
 
 
+def _clock(at_us: int | None) -> str:
+    """Return a moment for a column whose heading says that it is UTC."""
+    return _second(at_us).removesuffix(" UTC")
+
+
 def _second(at_us: int | None) -> str:
     return words.moment(at_us)[:19].replace("T", " ") + " UTC" if at_us else "–"
 
@@ -96,6 +101,7 @@ environment.filters |= {
     "size": words.size,
     "minute": _minute,
     "second": _second,
+    "clock": _clock,
     "coordinate": _coordinate,
     "percent": lambda pair: words.percent(*pair),
 }

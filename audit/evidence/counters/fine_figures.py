@@ -115,9 +115,7 @@ class FineFigures:
         slices = [known[place] for place in sorted(known)]
         return FineCells([each for each in slices if each is not None], names, _starts(known, until_us))
 
-    def _counted(
-        self, connection: Connection, tenant: str | None, place: int, log: int | None, leaves: int
-    ) -> _Slice:
+    def _counted(self, connection: Connection, tenant: str | None, place: int, log: int | None, leaves: int) -> _Slice:
         inside = _inside(place * _SLICE_US, (place + 1) * _SLICE_US, log)
         query = select(events.c.leaf, events.c.log).where(inside, has_leaf(events))
         rows = connection.execute(query).all()

@@ -100,7 +100,15 @@ def _over_time(visit: PageRequest, chosen: PagePeriod) -> _OverTime:
     why = "" if held is not None else "unknown while a process with lost leaves runs (see its gaps)"
     covered, _ = charts.coverage(visit, judged, times)
     return _OverTime(
-        held, hits, avoided, refused, covered, sum(known.values()), denied, (int(attached), int(attached + written)), why
+        held,
+        hits,
+        avoided,
+        refused,
+        covered,
+        sum(known.values()),
+        denied,
+        (int(attached), int(attached + written)),
+        why,
     )
 
 

@@ -156,7 +156,7 @@ function draw(figure) {
       ...(across ? { space: 70 } : { size: room(0) }),
     };
     plot = new uPlot({
-      width: place.clientWidth, height, padding: [10, across ? 18 : 8, 0, 0],
+      width: place.clientWidth, height, padding: [10, across ? 18 : 24, 0, 0],
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1e3), "UTC"), legend: { show: false },
       cursor: { x: !across, y: false, points: { show: false }, drag: { x: !byName, y: false, setScale: false } },
       scales: {
