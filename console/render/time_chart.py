@@ -102,9 +102,10 @@ class TimeChart(NamedTuple):
 
 
 class NameChart(NamedTuple):
-    """A chart of stacked bars, one for each name, and its table. `unit`: as of a `TimeChart`.
+    """A chart of bars, one for each name, and its table. `unit`: as of a `TimeChart`.
 
-    `heading` says what the names are. `across`: bars lie below each other, so that long names have room.
+    `heading` says what the names are. `across`: bars lie below each other, so that long names have room. `grouped`:
+    the series stand beside each other, and not on each other.
     """
 
     title: str
@@ -113,6 +114,7 @@ class NameChart(NamedTuple):
     names: Sequence[str]
     series: tuple[ChartSeries, ...]
     across: bool = False
+    grouped: bool = False
 
     @property
     def is_empty(self) -> bool:

@@ -119,17 +119,20 @@ def _over_time(visit: PageRequest, chosen: PagePeriod, tenant: str | None) -> li
 
 def _predicted(summed: list[dict[str, Any]]) -> NameChart:
     """Return the total predicted and measured time of the transfers that had a prediction."""
-    names: list[str] = []
-    values: list[tuple[int, int]] = []
-    for row in summed:
-        if row["predicted"]:
-            names += [f"{row['tier']}, {row['action']}s: predicted", f"{row['tier']}, {row['action']}s: measured"]
-            values += [(row["predicted_us"], 0), (0, row["predicted_actual_us"])]
-    series = tuple(
-        ChartSeries(name, [value[place] for value in values], place + 1)
-        for place, name in enumerate(("predicted", "measured"))
+    rows = [row for row in summed if row["predicted"]]
+    series = (
+        ChartSeries("predicted", [row["predicted_us"] for row in rows], 1),
+        ChartSeries("measured", [row["predicted_actual_us"] for row in rows], 2),
     )
-    return NameChart("Time of transfers, predicted and measured", "duration", "Transfers", names, series, across=True)
+    return NameChart(
+        "Time of transfers, predicted and measured",
+        "duration",
+        "Transfers",
+        [f"{row['tier']}, {row['action']}s" for row in rows],
+        series,
+        across=True,
+        grouped=True,
+    )
 
 
 def _explained(visit: PageRequest, tenant: str | None, residency: int) -> list[dict[str, Any]]:

@@ -29,6 +29,13 @@ function short(value, unit) {
 }
 
 // What stands along the chart (seconds, or the places of names), and each column's values; an empty cell is null.
+// Grouped bars stand beside each other: each name has a place for each of its bars, and one that stays empty.
+function grouped({ places, values, labels, names, colours }) {
+  const step = names.length + 1;
+  const beside = values.map((column, series) => column.flatMap((value) => names.map((_, at) => (at === series ? value : null)).concat(null)).slice(0, -1));
+  return { places: [...Array(places.length * step - 1).keys()], values: beside, labels, names, colours, step };
+}
+
 function read(table, byName) {
   const rows = [...table.tBodies[0].rows];
   const columns = [...table.tHead.rows[0].cells].slice(1);
@@ -100,18 +107,19 @@ function draw(figure) {
   const tip = figure.querySelector(".tip");
   const legend = figure.querySelector(".legend");
   const byName = figure.dataset.chart === "names", across = figure.dataset.across === "yes";
-  const { places, values, labels, names, colours } = read(table, byName);
+  const isGrouped = figure.dataset.grouped === "yes";
+  const { places, values, labels, names, colours, step = 1 } = isGrouped ? grouped(read(table, byName)) : read(table, byName);
   const { unit, shape, nothing } = figure.dataset;
   const width = byName ? 1 : Number(figure.dataset.width) / 1e6;
   const bars = shape === "bars";
   const key = (series) => `${figure.querySelector("figcaption").firstChild.data} ${names[series]}`;
   const shown = names.map((_, series) => !HIDDEN.has(key(series)));
-  const height = across ? 54 + 30 * places.length : 220;
+  const height = across ? 54 + (isGrouped ? 20 : 30) * places.length : 220;
   let plot = null;
 
   const ends = byName ? [-0.5, places.length - 0.5] : [places[0], places.at(-1) + width];
   const data = () => {
-    const drawn = bars ? stacked(values, shown) : values;
+    const drawn = bars && !isGrouped ? stacked(values, shown) : values;
     // The highest stack first: what stands below is painted over it. By time, a last point gives the axis its end.
     const columns = bars ? drawn.toReversed() : drawn;
     return byName ? [places, ...columns] : [[...places, ends[1]], ...columns.map((column) => [...column, null])];
@@ -121,8 +129,8 @@ function draw(figure) {
   function tooltip(chart) {
     const { left, top } = chart.cursor;
     const value = left < 0 ? NaN : chart.posToVal(across ? top : left, "x");
-    const at = byName ? Math.round(value) : places.findLastIndex((start) => start <= value);
-    tip.hidden = !(at >= 0 && at < places.length);
+    const at = byName ? Math.floor((value + 0.5) / step) : places.findLastIndex((start) => start <= value);
+    tip.hidden = !(at >= 0 && at < labels.length);
     if (tip.hidden) return;
     const title = document.createElement("b");
     title.textContent = labels[at];
@@ -131,7 +139,8 @@ function draw(figure) {
       const line = document.createElement("span");
       const mark = document.createElement("i");
       mark.className = "s" + colours[series];
-      line.append(mark, `${name}: ${values[series][at] === null ? nothing : text(values[series][at], unit)}`);
+      const value = values[series][isGrouped ? at * step + series : at];
+      line.append(mark, `${name}: ${value === null ? nothing : text(value, unit)}`);
       return [line];
     });
     tip.replaceChildren(title, ...lines);
@@ -148,7 +157,7 @@ function draw(figure) {
     const axis = { stroke: soft, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: FONT };
     const room = (wanted) => (_, words) => 18 + Math.max(...(words ?? ["0"]).map((each) => CANVAS.measureText(each ?? "").width), wanted);
     const along = byName ? {
-      ...axis, grid: { show: false }, side: across ? 3 : 2, splits: () => places, values: (chart) => shortened(chart, labels, across),
+      ...axis, grid: { show: false }, side: across ? 3 : 2, splits: () => labels.map((_, at) => at * step + (isGrouped ? (names.length - 1) / 2 : 0)), values: (chart) => shortened(chart, labels, across),
       ...(across ? { size: (chart, words) => Math.min(room(0)(chart, words), place.clientWidth / 3) } : {}),
     } : { ...axis, space: 62, values: ticks(width) };
     const upwards = {
@@ -221,11 +230,12 @@ function shortened(chart, labels, across) {
 const whole = () => [1, 2, 5].flatMap((each) => [...Array(13).keys()].map((power) => each * 10 ** power)).sort((a, b) => a - b);
 const ticks = (width) => (_, splits) => {
   let day = "";
+  const seconds = width < 60 && splits.some((each) => each % 60 !== 0);
   return splits.map((each) => {
     const at = new Date(each * 1000).toISOString();
     const date = new Date(each * 1000).toLocaleDateString("en-GB", { day: "numeric", month: "short", timeZone: "UTC" });
     if (width >= 86400) return date;
-    const clock = at.slice(11, width >= 60 ? 16 : 19);
+    const clock = at.slice(11, seconds ? 19 : 16);
     const first = date !== day;
     day = date;
     return first ? clock + "\n" + date : clock;

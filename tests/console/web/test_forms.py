@@ -97,7 +97,9 @@ def test_an_operator_asks_a_worker_for_a_scan(world: World, client: SignIn) -> N
     ):
         assert person.post("/console/health/scan", data=form).status_code == status
     assert operator.post("/console/health/scan", data=asked).status_code == 303, "once more, while it waits"
-    assert operator.post("/console/health/scan", data=asked | {"worker": "nobody"}).status_code == 404
+    refused = operator.post("/console/health/scan", data=asked | {"worker": "nobody"})
+    assert refused.status_code == 404 and "No scan of nobody:" in refused.text
+    assert "Scans of workers" in refused.text, "on the page that has the form"
     page = auditor.get("/console/health").text
     [row] = rows_of(page, "Scans of workers")
     assert row[:3] == ["worker", "waiting", "operator"] and row[5:] == ["–", "–"]

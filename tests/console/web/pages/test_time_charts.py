@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from pathlib import Path
+
+import httpx
 import pytest
 
+from kvcustody.audit.evidence.counters import fine_figures
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.console.render.time_chart import Buckets, summed
 from kvcustody.times import DAY_US, HOUR_US, MINUTE_US, SECOND_US
+from standins.console.page_tables import rows_of
+from standins.console.web_world import running
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "benchmarks" / "pages"))
+
+from console_ledger import fill
 
 NOW_US = 1_780_000_000_000_000
 
@@ -38,3 +51,39 @@ def test_no_data_is_none_and_small_tenants_are_one_series() -> None:
     assert [one.name for one in series] == [*(f"tenant-{number}" for number in range(7)), "5 others"]
     assert series[-1].values[0] == sum(100 - number for number in range(7, 12))
     assert [one.values[1] for one in series] == [0] * 8 and {one.values[2] for one in series} == {None}
+
+
+def buckets_of(page: str, title: str) -> tuple[str, list[list[str]]]:
+    """Return the width of a chart's buckets in words, and the rows of its table."""
+    width = re.search(rf"<figcaption>{title} <span class=\"quiet\">by (.+?), UTC<", page)
+    assert width is not None, title
+    return width[1], rows_of(page, title)
+
+
+def total(rows: list[list[str]]) -> int:
+    """Return the sum of a table's figures."""
+    return sum(int(cell.replace(",", "")) for row in rows for cell in row[1:] if cell != "–")
+
+
+def test_a_young_ledger_fills_its_charts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten minutes of traffic are many bars in a chart of the last day, and add up to what hours say."""
+    with running(tmp_path) as world, httpx.Client(base_url=world.url, timeout=60) as client:
+        service = world.service
+        engine = open_store(tmp_path / "ledger.db", timeout_seconds=60)
+        fill(engine, tmp_path, leaves=400, tenants=3, until_us=service.clock.utc_us(), days=10 / 1440)
+        engine.dispose()
+        assert client.post("/console/login", data={"key": world.keys["auditor"]}).status_code == 303
+        titles = {"/": "Blocks of prompts, found and computed", "/decisions": "Denied requests, by who asked"}
+        fine = {
+            place: buckets_of(client.get(f"/console{place}?period=1h").text, title) for place, title in titles.items()
+        }
+        monkeypatch.setattr(fine_figures, "LEAVES_MAX", 1)
+        hourly = {
+            place: buckets_of(client.get(f"/console{place}?period=1h").text, title) for place, title in titles.items()
+        }
+    for place in titles:
+        (width, cells), (other, hours) = fine[place], hourly[place]
+        assert "second" in width and other == "hour", place
+        assert sum(any(cell not in ("–", "0") for cell in row[1:]) for row in cells) > 5
+        touched = {row[0][:13] for row in cells}
+        assert total(cells) == total([row for row in hours if row[0][:13] in touched]) > 0, place
