@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from kvcustody.audit.evidence.counters.fine_figures import CELL_US, SPAN_MAX_US, FineCells
-from kvcustody.audit.evidence.counters.hourly_coverage import PeriodCoverage
+from kvcustody.audit.evidence.counters.hourly_coverage import PeriodCoverage, judged_state, period
 from kvcustody.audit.evidence.counters.read_figures import HourlyFigure, figures_by_hour, hours_with_leaves
 from kvcustody.audit.evidence.coverage.lag_counts import LagCounts, added
 from kvcustody.audit.evidence.coverage.summary import CoverageRow, add_rows
@@ -63,11 +63,11 @@ class Timeline(NamedTuple):
     cells: FineCells | None
 
     @classmethod
-    def of(cls, visit: PageRequest, connection: Connection, period: PagePeriod, tenant: str | None) -> Timeline:
+    def of(cls, visit: PageRequest, connection: Connection, chosen: PagePeriod, tenant: str | None) -> Timeline:
         """Return the timeline of a period in one tenant's log, or in all logs (rules 1 and 4)."""
-        since_us, until_us = period.since_us, period.until_us
+        since_us, until_us = chosen.since_us, chosen.until_us
         hours = hours_with_leaves(connection, tenant=tenant, since_us=since_us, until_us=until_us)
-        if period.name and hours:
+        if chosen.name and hours:
             since_us = max(since_us, min(hours))
         cells = visit.service.figures.fine.read(connection, since_us, until_us, tenant=tenant)
         if cells is None:
@@ -77,7 +77,7 @@ class Timeline(NamedTuple):
             if short_us:
                 hours = hours_with_leaves(connection, tenant=tenant, since_us=since_us, until_us=until_us)
             return cls(Buckets.of(since_us, until_us, least_us=HOUR_US), hours, tenant, None)
-        if period.name and cells.starts_us:
+        if chosen.name and cells.starts_us:
             since_us = max(since_us, cells.starts_us[0])
         return cls(Buckets.of(since_us, until_us, least_us=CELL_US), cells.starts_us, tenant, cells)
 
@@ -91,18 +91,18 @@ class Timeline(NamedTuple):
         """When the last bucket ends."""
         return self.buckets.starts_us[-1] + self.buckets.width_us
 
-    def for_rows(self, period: PagePeriod) -> Buckets:
-        """Return buckets for rows that have a moment each: from where these begin, as narrow as the period permits."""
-        return Buckets.of(max(period.since_us, self.since_us), period.until_us, least_us=CELL_US)
+    def for_rows(self, chosen: PagePeriod) -> Buckets:
+        """Return buckets for rows that have a moment each: from where these begin, as narrow as it permits."""
+        return Buckets.of(max(chosen.since_us, self.since_us), chosen.until_us, least_us=CELL_US)
 
     def figures(
-        self, connection: Connection, measures: Sequence[str], kinds: Sequence[str] | None = None, **which: bool
+        self, connection: Connection, measures: Sequence[str], kinds: Sequence[str] | None = None, scraped: bool = False
     ) -> Iterator[HourlyFigure]:
         """Yield the figures of the buckets, by hour or cell."""
         if self.cells is not None:
-            return self.cells.figures(measures, kinds, **which)
+            return self.cells.figures(measures, kinds, scraped=scraped)
         inside: dict[str, Any] = {"tenant": self.tenant, "since_us": self.since_us, "until_us": self.until_us}
-        return figures_by_hour(connection, measures, kinds, **inside, **which)
+        return figures_by_hour(connection, measures, kinds, **inside, scraped=scraped)
 
     def chart(self, title: str, shape: str, series: tuple[ChartSeries, ...]) -> TimeChart:
         """Return a chart of counts over these buckets."""
@@ -198,40 +198,44 @@ def _counted_back(name: str, held: int, changes: Mapping[int, int], buckets: Buc
         held -= changes.get(start_us, 0)
 
 
-def coverage(visit: PageRequest, judged: PeriodCoverage, times: Timeline) -> tuple[TimeChart, TimeChart]:
-    """Return units due by when they were due, covered and not; and how long overwriting took, p50 and p99."""
-    by_time, buckets = _judged_over_time(visit, judged, times)
-    rows: dict[int, list[CoverageRow]] = {}
-    lags: dict[int, list[LagCounts]] = {}
-    for at_us, (row, of_time) in by_time.items():
-        rows.setdefault(buckets.start_of(at_us), []).append(row)
-        lags.setdefault(buckets.start_of(at_us), []).append(of_time)
-    totals = [add_rows(rows[start]) if start in rows else None for start in buckets.starts_us]
-    counts = [added(lags[start]) if start in lags else None for start in buckets.starts_us]
-    covered = ChartSeries("covered", [row and row.covered for row in totals], 1)
-    rest = ChartSeries("due and not covered", [row and row.due - row.covered for row in totals], 4)
-    percentiles = tuple(
-        ChartSeries(f"p{percent}", [lag.percentile(percent) if lag and lag.counts else None for lag in counts], colour)
-        for percent, colour in ((50, 1), (99, 2))
-    )
-    return (
-        TimeChart(
-            "Units due for deletion, by when they were due", "count", "bars", buckets, (covered, rest), "nothing due"
-        ),
-        TimeChart("From due to overwritten", "duration", "lines", buckets, percentiles, "nothing overwritten"),
-    )
+class CoverageOverTime(NamedTuple):
+    """Coverage of a period by when custody was due: by minute (`width_us`) where the period is short, else by hour."""
 
+    judged: PeriodCoverage
+    width_us: int
+    times: Timeline
 
-def _judged_over_time(
-    visit: PageRequest, judged: PeriodCoverage, times: Timeline
-) -> tuple[Mapping[int, tuple[CoverageRow, LagCounts]], Buckets]:
-    """Return coverage by minute where the period is short and this process judges, else by hour; and its buckets."""
-    since_us, until_us = times.since_us, times.until_us
-    if times.cells is not None and since_us >= visit.service.clock.utc_us() - SPAN_MAX_US:
-        minutes = visit.service.figures.coverage_by_minute(judged.state, since_us, tenant=times.tenant)
-        if minutes is not None:
-            return minutes, Buckets.of(since_us, until_us, least_us=MINUTE_US)
-    return judged.hours, times.buckets if times.cells is None else Buckets.of(since_us, until_us, least_us=HOUR_US)
+    @classmethod
+    def of(cls, visit: PageRequest, connection: Connection, chosen: PagePeriod, times: Timeline) -> CoverageOverTime:
+        """Return the coverage of a period: by minute where this process judges (`FigureKeeper.coverage_by_minute`)."""
+        span = chosen.since_us, chosen.until_us
+        if times.cells is not None and times.since_us >= visit.service.clock.utc_us() - SPAN_MAX_US:
+            minutes = visit.service.figures.coverage_by_minute(judged_state(connection), *span, tenant=times.tenant)
+            if minutes is not None:
+                return cls(minutes, MINUTE_US, times)
+        return cls(period(connection, *span, tenant=times.tenant), HOUR_US, times)
+
+    def charts(self) -> tuple[TimeChart, TimeChart]:
+        """Return units due, covered and not; and how long overwriting took, p50 and p99."""
+        buckets = Buckets.of(self.times.since_us, self.times.until_us, least_us=self.width_us)
+        rows: dict[int, list[CoverageRow]] = {}
+        lags: dict[int, list[LagCounts]] = {}
+        for at_us, (row, of_time) in self.judged.hours.items():
+            rows.setdefault(buckets.start_of(at_us), []).append(row)
+            lags.setdefault(buckets.start_of(at_us), []).append(of_time)
+        totals = [add_rows(rows[start]) if start in rows else None for start in buckets.starts_us]
+        counts = [added(lags[start]) if start in lags else None for start in buckets.starts_us]
+        covered = ChartSeries("covered", [row and row.covered for row in totals], 1)
+        rest = ChartSeries("due and not covered", [row and row.due - row.covered for row in totals], 4)
+        took = tuple(
+            ChartSeries(f"p{percent}", [lag.percentile(percent) if lag and lag.counts else None for lag in counts], at)
+            for percent, at in ((50, 1), (99, 2))
+        )
+        due = "Units due for deletion, by when they were due"
+        return (
+            TimeChart(due, "count", "bars", buckets, (covered, rest), "nothing due"),
+            TimeChart("From due to overwritten", "duration", "lines", buckets, took, "nothing overwritten"),
+        )
 
 
 def from_rows(

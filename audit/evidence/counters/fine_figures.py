@@ -14,16 +14,16 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, and_, func, select
 
-from kvcustody.audit.evidence.counters.read_figures import HourlyFigure, leaves_in
-from kvcustody.audit.kinds import log_of
+from kvcustody.audit.evidence.counters.read_figures import Denials, HourlyFigure, leaves_in
+from kvcustody.audit.kinds import log_of, tenant_of
 from kvcustody.audit.leaf.batch import read_leaves
-from kvcustody.audit.project import COUNTED_KEYS, Figures, count_events
+from kvcustody.audit.project import COUNTED_KEYS, DENIED, Figures, count_events
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.ledger import events, logs
 from kvcustody.times import HOUR_US, MINUTE_US, SECOND_US
@@ -63,6 +63,19 @@ class FineCells(NamedTuple):
                     for (kind, measure, outcome, _, _), value in figures.items():
                         if measure in measures and (kinds is None or kind in kinds):
                             yield HourlyFigure(cell_us, self.names[log], kind, measure, outcome, value)
+
+    def denials(self, since_us: int, until_us: int) -> tuple[Denials, ...]:
+        """Return denied requests by reader, owner, rule and revision in the cells that a period touches."""
+        since_us = since_us // CELL_US * CELL_US
+        totals: Counter[tuple[str, str, str, int]] = Counter()
+        for each in self.slices:
+            for (is_scraped, log, cell_us), figures in each.figures.items():
+                if is_scraped and log in self.names and since_us <= cell_us < until_us:
+                    for (_, measure, rule, detail, _), value in figures.items():
+                        if measure == DENIED:
+                            revision, _, owner = detail.partition(" ")
+                            totals[tenant_of(self.names[log]), owner, rule, int(revision)] += value
+        return tuple(Denials(*key, totals[key]) for key in sorted(totals) if totals[key])
 
 
 class FineFigures:

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
-from kvcustody.audit.evidence.counters.hourly_coverage import RecentCoverage, period, recent
+from kvcustody.audit.evidence.counters.hourly_coverage import RecentCoverage, recent
 from kvcustody.audit.evidence.counters.read_figures import tenant_totals
 from kvcustody.audit.evidence.erasure.requests_and_answers import read_standings, requests
 from kvcustody.audit.tlog.witness.status import WitnessStatus, witness_status
 from kvcustody.console.render.time_chart import TimeChart
 from kvcustody.console.web import charts
-from kvcustody.console.web.charts import PagePeriod, Timeline, period_of
+from kvcustody.console.web.charts import CoverageOverTime, PagePeriod, Timeline, period_of
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.policy_status import policy_status
 from kvcustody.governance.api.operations import custody as custody_api
@@ -94,11 +94,10 @@ def _over_time(visit: PageRequest, chosen: PagePeriod) -> _OverTime:
         held = None if len(known) < len(totals) else charts.custody(connection, times, known)
         hits, refused = charts.hits(connection, times), charts.denied(connection, times)
         avoided = charts.avoided(connection, times)
-        judged = period(connection, chosen.since_us, chosen.until_us, tenant=mine)
+        covered, _ = CoverageOverTime.of(visit, connection, chosen, times).charts()
     attached, written = (sum(value or 0 for value in series.values) for series in hits.series)
     denied = sum(int(value or 0) for series in refused.series for value in series.values)
     why = "" if held is not None else "unknown while a process with lost leaves runs (see its gaps)"
-    covered, _ = charts.coverage(visit, judged, times)
     return _OverTime(
         held,
         hits,

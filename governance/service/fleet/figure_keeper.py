@@ -21,7 +21,7 @@ from collections.abc import Callable
 from sqlalchemy import Engine
 
 from kvcustody.audit.evidence.counters.fine_figures import FineFigures
-from kvcustody.audit.evidence.counters.hourly_coverage import JudgedState
+from kvcustody.audit.evidence.counters.hourly_coverage import JudgedState, PeriodCoverage
 from kvcustody.audit.evidence.counters.judge_hours import HourlyJudge
 from kvcustody.audit.evidence.coverage.lag_counts import LagCounts, added
 from kvcustody.audit.evidence.coverage.summary import CoverageRow, add_rows
@@ -30,6 +30,7 @@ from kvcustody.audit.write.fold import DELTAS_MAX, fold
 from kvcustody.clock import Clock
 from kvcustody.guarding_thread import GuardingThread
 from kvcustody.logger import get_logger
+from kvcustody.times import MINUTE_US
 
 _TURNS_MAX = 16  # of a pass; what is left then is for the next
 # A pass rests so many times as long as it took.
@@ -87,27 +88,35 @@ class FigureKeeper:
             self._spans_at = now + max(_SPANS_SECONDS, _REST * (now - started))
 
     def coverage_by_minute(
-        self, state: JudgedState | None, since_us: int, *, tenant: str | None = None
-    ) -> dict[int, tuple[CoverageRow, LagCounts]] | None:
-        """Return coverage by the minute in which custody was due, from `since_us` on.
+        self, state: JudgedState | None, since_us: int, until_us: int, *, tenant: str | None = None
+    ) -> PeriodCoverage | None:
+        """Return coverage of a period of minutes, its `hours` being minutes.
 
         Args:
             state: What the reader's other figures were judged of; a later state's minutes are as good.
             since_us: In UTC microseconds; the judge keeps six hours.
+            until_us: Where the period ends; the minutes that it touches count.
             tenant: Only this tenant's custody.
 
         Returns:
-            Coverage and lags by the minute's start; None where another process judges.
+            The coverage; None where another process judges.
         """
         judged = self._judging.minutes
         if judged is None or state is None or judged[0] < state:
             return None
-        minutes = {}
-        for at_us, rows in judged[1].items():
-            own = [(row, lags) for (name, _), row, lags in rows if tenant is None or name == tenant]
-            if own and at_us >= since_us:
-                minutes[at_us] = (add_rows([row for row, _ in own]), added([lags for _, lags in own]))
-        return minutes
+        since_us = since_us // MINUTE_US * MINUTE_US
+        minutes: dict[int, tuple[CoverageRow, LagCounts]] = {}
+        by_tenant: dict[tuple[str, str], list[CoverageRow]] = {}
+        for at_us in sorted(at_us for at_us in judged[1] if since_us <= at_us < until_us):
+            own = [(who, row, lags) for who, row, lags in judged[1][at_us] if tenant is None or who[0] == tenant]
+            for who, row, _ in own:
+                by_tenant.setdefault(who, []).append(row)
+            if own:
+                minutes[at_us] = (add_rows([row for _, row, _ in own]), added([lags for _, _, lags in own]))
+        rows = tuple(
+            add_rows(rows)._replace(tenant=who[0], classification=who[1]) for who, rows in sorted(by_tenant.items())
+        )
+        return PeriodCoverage(judged[0], since_us, rows, added(lags for _, lags in minutes.values()), minutes)
 
     @property
     def _fold_at(self) -> float:
