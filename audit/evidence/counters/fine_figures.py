@@ -133,13 +133,13 @@ class FineFigures:
         query = select(events.c.leaf, events.c.log).where(inside, has_leaf(events))
         rows = connection.execute(query).all()
         batch = read_leaves([bytes(row.leaf) for row in rows], hashed=False, keys=COUNTED_KEYS)
-        made = _Slice(leaves, count_events(batch, [row.log for row in rows], width_us=CELL_US))
+        counted = _Slice(leaves, count_events(batch, [row.log for row in rows], width_us=CELL_US))
         with self._lock:
-            self._slices[tenant, place] = made
+            self._slices[tenant, place] = counted
             self._slices.move_to_end((tenant, place))
             while len(self._slices) > _SLICES_MAX:
                 self._slices.popitem(last=False)
-        return made
+        return counted
 
 
 def _inside(since_us: int, until_us: int, log: int | None) -> ColumnElement[bool]:
