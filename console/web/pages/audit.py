@@ -48,6 +48,7 @@ from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.times import HOUR_US, MINUTE_US
 
 _PAGE = 50
+_FEW = 20  # columns of a chart
 PAGE_READ = "console"  # how the name of a page's read begins
 _PRESETS_US = {
     "15m": 15 * MINUTE_US,
@@ -189,7 +190,7 @@ def _histogram(visit: PageRequest, counted: dict[str, Any], tenant: str | None, 
         events[False, column["at_us"]] = column["events"] - column["refused"]
     starts_us = [column["at_us"] for column in columns]
     buckets = Buckets(range(starts_us[0], starts_us[-1] + 1, width_us), width_us)
-    fine = _fine_events(visit, tenant, asked) if width_us >= HOUR_US else None
+    fine = _fine_events(visit, tenant, asked) if len(columns) < _FEW or width_us >= HOUR_US else None
     if fine:
         first_us, last_us = min(at_us for _, at_us in fine), max(at_us for _, at_us in fine)
         buckets = Buckets.of(first_us, last_us + 1, least_us=CELL_US)

@@ -158,7 +158,7 @@ function draw(figure) {
     const room = (wanted) => (_, words) => 18 + Math.max(...(words ?? ["0"]).map((each) => CANVAS.measureText(each ?? "").width), wanted);
     const along = byName ? {
       ...axis, grid: { show: false }, side: across ? 3 : 2, splits: () => labels.map((_, at) => at * step + (isGrouped ? (names.length - 1) / 2 : 0)), values: (chart) => shortened(chart, labels, across),
-      ...(across ? { size: (chart, words) => Math.min(room(0)(chart, words), place.clientWidth / 3) } : {}),
+      ...(across ? { size: (chart, words) => Math.min(room(0)(chart, words), share(chart)) } : {}),
     } : { ...axis, space: 62, values: ticks(width) };
     const upwards = {
       ...axis, side: across ? 2 : 3, values: (_, splits) => splits.map((each) => short(each, unit)), incrs: unit === "count" ? whole() : undefined,
@@ -216,12 +216,19 @@ function lonely(chart, series) {
   return values.flatMap((value, at) => (value != null && values[at - 1] == null && values[at + 1] == null ? [at] : []));
 }
 
+// How much of a chart its names may take where bars lie across.
+const share = (chart) => Math.max(120, chart.width / 3);
+
+function fitting(label, most) {
+  if (CANVAS.measureText(label).width <= most) return label;
+  let end = label.length - 1;
+  while (end > 1 && CANVAS.measureText(label.slice(0, end) + "…").width > most) end -= 1;
+  return label.slice(0, end) + "…";
+}
+
 // Names as far as there is room: every one where bars lie across, else as many as fit beside each other.
 function shortened(chart, labels, across) {
-  if (across) {
-    const letters = Math.max(8, Math.floor((chart.width / 3 - 18) / 7));
-    return labels.map((label) => (label.length > letters ? label.slice(0, letters - 1) + "…" : label));
-  }
+  if (across) return labels.map((label) => fitting(label, share(chart) - 18));
   const widest = Math.max(...labels.map((label) => CANVAS.measureText(label).width)) + 10;
   const every = Math.ceil((widest * labels.length) / Math.max(1, chart.width - 60));
   return labels.map((label, at) => (at % every === 0 ? label : ""));

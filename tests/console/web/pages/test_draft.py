@@ -48,7 +48,7 @@ def test_cases_that_cannot_be_read_are_said_with_their_line(world: World) -> Non
 
 def test_recorded_requests_are_decided_again_only_where_that_is_asked_for(world: World) -> None:
     page = checked(world, source=policy_source(), simulate="1")
-    assert '<caption class="hidden">Simulation</caption>' in page and '<td class="left">acme</td>' in page
+    assert '<caption class="hidden">Simulation</caption>' in page and '<td class="left tenant">acme</td>' in page
     assert "<h2>Simulation</h2>" not in checked(world, source=policy_source())
 
 
