@@ -3,6 +3,7 @@
     kvcustody demo fleet --events nats        # or `kvcustody up`: prints a link that signs you in, within a minute
     python docs/pictures.py LINK              # pictures of the fleet go to docs/images/fleet
     python docs/pictures.py LINK --of up      # pictures of the console's pages go to docs/images
+    python docs/pictures.py URL --of up --key FOLDER/keys/you.key     # later: the link works for a minute
 
 It waits until every page has data, four minutes at most; of `up`, run it for some minutes before.
 
@@ -155,6 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("link", metavar="LINK")
     parser.add_argument("--of", choices=("fleet", "up"), default="fleet", help="what the link is of (default: fleet)")
+    parser.add_argument("--key", type=Path, help="a file with an API key, where LINK is the console's address")
     parser.add_argument("--out", type=Path, help="a folder for pictures of every page; none is kept for docs then")
     given = parser.parse_args()
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -169,6 +171,10 @@ def main() -> None:
         browser = begun.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_context(base_url=f"{at.scheme}://{at.netloc}").new_page()
         page.goto(given.link)
+        if given.key is not None:
+            page.get_by_label("API key").fill(given.key.read_text().strip())
+            page.get_by_role("button", name="Sign in").click()
+            page.wait_for_url("**/console/")
         wait_for_data(page, _EMPTY_WITH_UP if given.of == "up" else ())
         problems = [problem for width in WIDTHS for problem in look(page, width, drawn)]
         if given.out is None:

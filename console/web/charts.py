@@ -79,7 +79,7 @@ class Timeline(NamedTuple):
             return cls(Buckets.of(since_us, until_us, least_us=HOUR_US), hours, tenant, None)
         if chosen.name and cells.starts_us:
             since_us = max(since_us, cells.starts_us[0])
-        return cls(Buckets.of(since_us, until_us, least_us=CELL_US), cells.starts_us, tenant, cells)
+        return cls(Buckets.of(since_us, until_us, least_us=cells.width_us), cells.starts_us, tenant, cells)
 
     @property
     def since_us(self) -> int:

@@ -20,7 +20,6 @@ import orjson
 from starlette.responses import Response
 
 from kvcustody import times
-from kvcustody.audit.evidence.counters.fine_figures import CELL_US
 from kvcustody.audit.evidence.counters.read_figures import hour_span
 from kvcustody.audit.evidence.explore.summary import REFUSED
 from kvcustody.audit.evidence.query.known_names import known_kind
@@ -191,11 +190,12 @@ def _histogram(visit: PageRequest, counted: dict[str, Any], tenant: str | None, 
     starts_us = [column["at_us"] for column in columns]
     buckets = Buckets(range(starts_us[0], starts_us[-1] + 1, width_us), width_us)
     fine = _fine_events(visit, tenant, asked) if len(columns) < _FEW or width_us >= HOUR_US else None
-    if fine:
-        first_us, last_us = min(at_us for _, at_us in fine), max(at_us for _, at_us in fine)
-        buckets = Buckets.of(first_us, last_us + 1, least_us=CELL_US)
+    if fine is not None:
+        counted_finer, cell_us = fine
+        first_us, last_us = min(at_us for _, at_us in counted_finer), max(at_us for _, at_us in counted_finer)
+        buckets = Buckets.of(first_us, last_us + 1, least_us=cell_us)
         events = Counter()
-        for (is_refused, at_us), number in fine.items():
+        for (is_refused, at_us), number in counted_finer.items():
             events[is_refused, buckets.start_of(at_us)] += number
     series = (
         ChartSeries("events", [events[False, at_us] for at_us in buckets.starts_us], 1),
@@ -204,8 +204,13 @@ def _histogram(visit: PageRequest, counted: dict[str, Any], tenant: str | None, 
     return TimeChart("Events over time", "count", "bars", buckets, series, "nothing recorded")
 
 
-def _fine_events(visit: PageRequest, tenant: str | None, asked: dict[str, Any]) -> Counter[tuple[bool, int]] | None:
-    """Return events of a short period by whether they were refused, and cell; None where hours must do."""
+def _fine_events(
+    visit: PageRequest, tenant: str | None, asked: dict[str, Any]
+) -> tuple[Counter[tuple[bool, int]], int] | None:
+    """Return events of a short period by whether they were refused, and cell; and how wide a cell is.
+
+    None where there are no such cells.
+    """
     kind, outcome = asked["kind"], asked["outcome"]
     if any(value is not None for name, value in asked.items() if name not in ("kind", "outcome", "since", "until")):
         return None
@@ -223,9 +228,9 @@ def _fine_events(visit: PageRequest, tenant: str | None, asked: dict[str, Any]) 
     events: Counter[tuple[bool, int]] = Counter()
     for scraped in (False, True):
         for figure in cells.figures((EVENTS,), kinds, scraped=scraped):
-            if since_us <= figure.hour_us < until_us and (outcome is None or figure.outcome == outcome):
+            if since_us - cells.width_us < figure.hour_us < until_us and (outcome is None or figure.outcome == outcome):
                 events[figure.outcome in REFUSED, figure.hour_us] += figure.value
-    return events
+    return (events, cells.width_us) if events else None
 
 
 def _export_link(visit: PageRequest, form: str) -> str:

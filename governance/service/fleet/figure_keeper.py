@@ -8,8 +8,8 @@ sequences.
    behind and no worker waits, else a tenth: the deltas of a tenant that come together meanwhile change its sums once.
 3. Any number of control planes may do this over one ledger (`write.fold`, `counters.judge_hours`): verdicts are one
    plane's to make for as long as it goes on.
-4. Charts of short periods read narrower cells than hours: `fine` counts them, and `coverage_by_minute` is the plane's
-   own judgement.
+4. Charts of short periods read narrower cells than hours. `fine` counts them, ahead of readers. `coverage_by_minute` is
+   the plane's own judgement.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from kvcustody.audit.evidence.counters.judge_hours import HourlyJudge
 from kvcustody.audit.evidence.coverage.lag_counts import LagCounts, added
 from kvcustody.audit.evidence.coverage.summary import CoverageRow, add_rows
 from kvcustody.audit.evidence.processes.sequence_gaps import keep_spans
+from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.write.fold import DELTAS_MAX, fold
 from kvcustody.clock import Clock
 from kvcustody.guarding_thread import GuardingThread
@@ -36,6 +37,7 @@ _TURNS_MAX = 16  # of a pass; what is left then is for the next
 # A pass rests so many times as long as it took.
 _REST, _REST_BEHIND = 20, 4
 _SPANS_SECONDS = 30.0
+_FINE_SECONDS = 5.0
 _REST_FOLDED, _REST_FOLDED_BEHIND = 9, 1
 
 _log = get_logger(__name__)
@@ -58,7 +60,8 @@ class FigureKeeper:
         self._seconds = seconds
         self._ending = threading.Event()
         self._waited = waited
-        self._judge_at = self._spans_at = self._folded_at = self._fold_seconds = 0.0
+        self._judge_at = self._spans_at = self._fine_at = self._folded_at = self._fold_seconds = 0.0
+        self._reader = reader
         self._fold_behind = False  # there was more than one pass takes
         self._judging = HourlyJudge(reader, engine)
         self.fine = FineFigures()
@@ -86,6 +89,14 @@ class FigureKeeper:
             keep_spans(self._engine)
             now = time.monotonic()
             self._spans_at = now + max(_SPANS_SECONDS, _REST * (now - started))
+
+        if time.monotonic() >= self._fine_at:
+            started = time.monotonic()
+            with self._reader.connect() as connection, connection.begin():
+                dialect_of(connection).begin_reading(connection)
+                self.fine.keep(connection, self._clock.utc_us())
+            now = time.monotonic()
+            self._fine_at = now + max(_FINE_SECONDS, _REST * (now - started))
 
     def coverage_by_minute(
         self, state: JudgedState | None, since_us: int, until_us: int, *, tenant: str | None = None

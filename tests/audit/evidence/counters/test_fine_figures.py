@@ -116,6 +116,37 @@ def test_what_is_new_is_counted_in_steps(
     assert found == whole and whole is not None and steps == len(whole.slices) - 1
 
 
+@pytest.mark.parametrize("bound", ["CELL_LEAVES_MAX", "CELLS_SPAN_US"])
+def test_more_leaves_or_hours_have_wider_cells(
+    store: Engine, make_writer: Any, world: Any, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    written(store, make_writer, world)
+
+    def sums(cells: FineCells | None) -> Counter[Any]:
+        assert cells is not None
+        every = Counter[Any]()
+        for figure in cells.figures(MEASURES):
+            assert figure.hour_us % cells.width_us == 0
+            every[figure._replace(hour_us=0, value=0)] += figure.value
+        return every
+
+    monkeypatch.setattr(fine_figures, "CELLS_SPAN_US", SPAN_MAX_US)
+    narrow = read(FineFigures(), store)
+    monkeypatch.setattr(fine_figures, bound, 1)
+    wide = read(FineFigures(), store)
+    assert narrow is not None and wide is not None and narrow.width_us == CELL_US < wide.width_us
+    assert sums(wide) == sums(narrow)
+
+
+def test_what_is_over_is_counted_ahead(store: Engine, make_writer: Any, world: Any) -> None:
+    written(store, make_writer, world)
+    fine, (_, until_us) = FineFigures(), whole_hours(store)
+    with store.connect() as connection:
+        fine.keep(connection, until_us)
+    _, reads = leaves_read(store, lambda: read(fine, store))
+    assert reads == 0
+
+
 def test_a_long_period_is_left_to_hours(store: Engine, make_writer: Any, world: Any) -> None:
     written(store, make_writer, world)
     since_us, _ = whole_hours(store)
