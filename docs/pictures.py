@@ -30,7 +30,8 @@ KEPT: Final = {1280: ("Fleet", "Routes", "Health", "Erasures"), 390: ("Fleet", "
 _HEIGHT: Final = {1280: 860, 390: 844}
 _DATA_SECONDS: Final = 240.0
 _IMAGES: Final = Path(__file__).resolve().parent / "images"
-_COLOURS: Final = 64
+_COLOURS: Final = 256
+_TALL: Final = {"overview": 1150, "deletion": 1000}
 _EMPTY_WITH_UP: Final = ("/console/fleet", "/console/routes", "/console/health")  # there are no doors, nor routers
 _STICKS_OUT: Final = """() => [...document.querySelectorAll("body *")].filter(one => {
   for (let each = one.parentElement; each; each = each.parentElement)
@@ -87,8 +88,8 @@ def fleet(page: Any, drawn: Path) -> None:
 
 def console(page: Any, drawn: Path) -> None:
     """Draw and keep the pictures of the console's pages, each as the page that shows it says."""
-    page.set_viewport_size({"width": 1280, "height": _HEIGHT[1280]})
     for name, draw in _CONSOLE.items():
+        page.set_viewport_size({"width": 1280, "height": _TALL.get(name, _HEIGHT[1280])})
         draw(page)
         page.screenshot(path=str(drawn / f"console-{name}.png"), full_page=False)
     keep(drawn, [f"console-{name}.png" for name in _CONSOLE], _IMAGES)
@@ -110,8 +111,6 @@ def _verified_event(page: Any) -> None:
 
 
 def _write(page: Any, text: str) -> None:
-    page.goto("/console/policy/draft")
-    page.locator("#editor-status").wait_for(state="attached")
     page.get_by_role("textbox", name="Document", exact=True).focus()
     page.keyboard.press("Control+a")
     page.keyboard.press("Delete")
@@ -123,6 +122,8 @@ def _without_comments(source: str) -> str:
 
 
 def _draft_with_a_problem(page: Any) -> None:
+    page.goto("/console/policy/draft")
+    page.locator("#editor-status").wait_for(state="attached")
     source = _without_comments(library.source("regulated-saas"))
     _write(page, source.replace("scope: session", "scope: sessions").replace("description:", "\ndescription:", 1))
     page.locator(".cm-lintRange-error, .wrong").first.wait_for()
@@ -134,8 +135,10 @@ def _draft_with_a_problem(page: Any) -> None:
 
 
 def _checked_draft(page: Any) -> None:
-    source = library.source("regulated-saas")
-    _write(page, source.replace("guaranteed: 15%, cap: 50%", "guaranteed: 15%, cap: 40%"))
+    page.goto("/console/policy/draft")
+    page.locator("#editor-status").wait_for(state="attached")
+    source = page.evaluate("() => document.getElementById('source').value")
+    _write(page, source.replace("scope: session,", "scope: subject,", 1))
     page.get_by_role("button", name="Check").click()
     page.locator("#checked").wait_for()
     page.evaluate("() => document.getElementById('checked').scrollIntoView()")

@@ -53,11 +53,6 @@ def _static(name: str) -> str:
     return f"/console/static/{name}?v={STATIC_FILES[name].version}"
 
 
-def _coordinate(value: float) -> str:
-    """Return a coordinate with one decimal, or none where it is whole."""
-    return f"{value:.1f}".removesuffix(".0")
-
-
 def _sparkline(values: Sequence[float | None]) -> list[str]:
     """Return the points of lines in a box of 100 by 24: one for each stretch that has data."""
     most = max((value for value in values if value is not None), default=0) or 1
@@ -102,7 +97,6 @@ environment.filters |= {
     "minute": _minute,
     "second": _second,
     "clock": _clock,
-    "coordinate": _coordinate,
     "percent": lambda pair: words.percent(*pair),
 }
 environment.filters |= {"sparkline": _sparkline}
