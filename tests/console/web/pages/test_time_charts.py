@@ -77,7 +77,16 @@ def test_a_young_ledger_fills_its_charts(tmp_path: Path, monkeypatch: pytest.Mon
         fine = {
             place: buckets_of(client.get(f"/console{place}?period=1h").text, title) for place, title in titles.items()
         }
-        monkeypatch.setattr(fine_figures, "LEAVES_MAX", 1)
+        for bound in (fine_figures.LEAVES_MAX, 1):  # custody is counted back from now, by cells and by hours
+            monkeypatch.setattr(fine_figures, "LEAVES_MAX", bound)
+            page = client.get("/console/?period=1h").text
+            width, cells = buckets_of(page, "Blocks in custody, by tenant")
+            now = re.search(r"<b>([0-9,]+)</b>\s*<span><a href=\"/console/custody\">blocks in custody now", page)
+            assert ("second" in width or "minute" in width) == (bound > 1)
+            assert (
+                now is not None
+                and total([[row for row in cells if row[1] != "–"][-1]]) == int(now[1].replace(",", "")) > 0
+            )
         hourly = {
             place: buckets_of(client.get(f"/console{place}?period=1h").text, title) for place, title in titles.items()
         }
