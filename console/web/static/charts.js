@@ -159,13 +159,13 @@ function draw(figure) {
     const along = byName ? {
       ...axis, grid: { show: false }, side: across ? 3 : 2, splits: () => labels.map((_, at) => at * step + (isGrouped ? (names.length - 1) / 2 : 0)), values: (chart) => shortened(chart, labels, across),
       ...(across ? { size: (chart, words) => Math.min(room(0)(chart, words), share(chart)) } : {}),
-    } : { ...axis, space: 62, values: ticks(width) };
+    } : { ...axis, space: width < 60 ? 84 : 62, values: ticks(width) };
     const upwards = {
       ...axis, side: across ? 2 : 3, values: (_, splits) => splits.map((each) => short(each, unit)), incrs: unit === "count" ? whole() : undefined,
       ...(across ? { space: 70 } : { size: room(0) }),
     };
     plot = new uPlot({
-      width: place.clientWidth, height, padding: [10, across ? 18 : 24, 0, 0],
+      width: place.clientWidth, height, padding: [10, across ? 18 : width < 60 ? 32 : 24, 0, 0],
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1e3), "UTC"), legend: { show: false },
       cursor: { x: !across, y: false, points: { show: false }, drag: { x: !byName, y: false, setScale: false } },
       scales: {
