@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from kvcustody.audit.evidence.counters.fine_figures import CELL_US, SPAN_MAX_US, FineCells
+from kvcustody.audit.evidence.counters.fine_figures import CELL_US, FineCells
 from kvcustody.audit.evidence.counters.hourly_coverage import PeriodCoverage, judged_state, period
+from kvcustody.audit.evidence.counters.judge_hours import MINUTES_US
 from kvcustody.audit.evidence.counters.read_figures import HourlyFigure, figures_by_hour, hours_with_leaves
 from kvcustody.audit.evidence.coverage.lag_counts import LagCounts, added
 from kvcustody.audit.evidence.coverage.summary import CoverageRow, add_rows
@@ -69,7 +70,8 @@ class Timeline(NamedTuple):
         hours = hours_with_leaves(connection, tenant=tenant, since_us=since_us, until_us=until_us)
         if chosen.name and hours:
             since_us = max(since_us, min(hours))
-        cells = visit.service.figures.fine.read(connection, since_us, until_us, tenant=tenant)
+        hour_end_us = -(-until_us // HOUR_US) * HOUR_US  # custody is counted back from there
+        cells = visit.service.figures.fine.read(connection, since_us, hour_end_us, tenant=tenant)
         if cells is None:
             short_us = max(0, _LEAST_US - (until_us - since_us))
             since_us -= short_us // 2 // HOUR_US * HOUR_US
@@ -209,7 +211,7 @@ class CoverageOverTime(NamedTuple):
     def of(cls, visit: PageRequest, connection: Connection, chosen: PagePeriod, times: Timeline) -> CoverageOverTime:
         """Return the coverage of a period: by minute where this process judges (`FigureKeeper.coverage_by_minute`)."""
         span = chosen.since_us, chosen.until_us
-        if times.cells is not None and times.since_us >= visit.service.clock.utc_us() - SPAN_MAX_US:
+        if times.cells is not None and times.since_us >= visit.service.clock.utc_us() - MINUTES_US:
             minutes = visit.service.figures.coverage_by_minute(judged_state(connection), *span, tenant=times.tenant)
             if minutes is not None:
                 return cls(minutes, MINUTE_US, times)

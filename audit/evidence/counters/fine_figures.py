@@ -31,7 +31,7 @@ from kvcustody.audit.store.schema.ledger import events, logs
 from kvcustody.times import HOUR_US, MINUTE_US, SECOND_US
 
 CELL_US = 15 * SECOND_US
-SPAN_MAX_US, CELLS_SPAN_US = 6 * HOUR_US, 150 * MINUTE_US
+SPAN_MAX_US, CELLS_SPAN_US = 7 * HOUR_US, 150 * MINUTE_US  # six hours, up to the end of the last one
 LEAVES_MAX, CELL_LEAVES_MAX, NEW_MAX = 120_000, 40_000, 8_000
 _COUNTED_MAX = 500_000  # leaves of the touched hours that are counted in their index
 _SLICE_US = 5 * MINUTE_US
@@ -92,7 +92,7 @@ class FineFigures:
     def read(
         self, connection: Connection, since_us: int, until_us: int, *, tenant: str | None = None
     ) -> FineCells | None:
-        """Return the cells of a period, of one tenant's log or of all logs.
+        """Return the cells of the slices that a period touches, of one tenant's log or of all logs.
 
         Args:
             connection: A snapshot of the ledger.
@@ -110,7 +110,7 @@ class FineFigures:
         names = {row.id: str(row.name) for row in connection.execute(only)}
         if tenant is not None and not names:
             return FineCells((), {}, (), CELL_US)
-        since_us = since_us // _SLICE_US * _SLICE_US
+        since_us, until_us = since_us // _SLICE_US * _SLICE_US, -(-until_us // _SLICE_US) * _SLICE_US
         touched_us = -(-until_us // HOUR_US) * HOUR_US - since_us // HOUR_US * HOUR_US
         log = None if tenant is None else next(iter(names))
         in_hours = leaves_in(connection, log, since_us=since_us, until_us=until_us)

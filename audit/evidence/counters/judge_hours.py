@@ -66,7 +66,7 @@ from kvcustody.times import DAY_US, HOUR_US, MINUTE_US
 STEP_LEAVES = 200_000  # of one step, unless one seal has more
 _SEALS = 20_000  # root leaves that one step looks at
 _WAIT_US = DAY_US
-_MINUTES_US = 6 * HOUR_US  # judged by minute: the last of it
+MINUTES_US = 6 * HOUR_US  # judged by minute: the last of it
 _Entries = dict[tuple[str, str], tuple[CoverageRow, LagCounts]]
 _FINAL = [VERDICTS.index(name) for name in ("in_time", "late", "unproven")]
 _log = get_logger(__name__)
@@ -287,7 +287,7 @@ class HourlyJudge:
         since_us, final_us = first_hour(state.at_us), hours_back(state.at_us, self._wait_us)
         self._final = {hour_us: of_hour for hour_us, of_hour in self._final.items() if hour_us >= since_us}
         needed, pending = [np.array(record.told, np.int64)], list[LifeUnits]()
-        since_fine_us, fine = state.at_us // MINUTE_US * MINUTE_US - _MINUTES_US, list[LifeUnits]()
+        since_fine_us, fine = state.at_us // MINUTE_US * MINUTE_US - MINUTES_US, list[LifeUnits]()
         for each in units_of(record, CustodySelection(until_us=state.at_us), now_us=state.at_us):
             life, over = each.life, self._over.setdefault(each.life.uuid, Spans())
             if record.names_any(life, old, over.has) or self._shards.get(life.uuid, life.shards) != life.shards:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import event
 
 from kvcustody.audit.evidence.counters import fine_figures
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.console.render.time_chart import Buckets, summed
+from kvcustody.governance.service.fleet import figure_keeper
 from kvcustody.times import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 from standins.console.page_tables import rows_of
 from standins.console.web_world import running
@@ -105,8 +107,28 @@ TABLES = {  # the page's chart, its table, and the column that adds up to the ch
 }
 
 
-def test_a_short_period_narrows_the_tables(tmp_path: Path) -> None:
+def test_custody_of_a_short_period_is_counted_back_from_now(tmp_path: Path) -> None:
+    """A period that has ended shows what the same buckets have in a period that ends now."""
+    with running(tmp_path) as world, httpx.Client(base_url=world.url, timeout=60) as client:
+        engine = open_store(tmp_path / "ledger.db", timeout_seconds=60)
+        now_us = world.service.clock.utc_us() // HOUR_US * HOUR_US - 20 * MINUTE_US
+        fill(engine, tmp_path, leaves=1_500, tenants=3, until_us=now_us, days=40 / 1440)
+        engine.dispose()
+        assert client.post("/console/login", data={"key": world.keys["auditor"]}).status_code == 303
+        custody: list[dict[str, list[str]]] = []
+        for until_us in (now_us, now_us - 15 * MINUTE_US):
+            page = client.get("/console/", params={"since": now_us - 50 * MINUTE_US, "until": until_us}).text
+            width, rows = buckets_of(page, "Blocks in custody, by tenant")
+            assert width == "minute"
+            custody.append({row[0]: sorted(row[1:]) for row in rows})
+    whole, part = custody
+    assert len(part) > 10 and part == {at: whole[at] for at in part} and len({*map(tuple, part.values())}) > 1
+
+
+def test_a_short_period_narrows_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three minutes of twelve: tables and charts agree, and are less than the whole."""
+    monkeypatch.setattr(figure_keeper, "_FINE_SECONDS", 0.0)
+    monkeypatch.setattr(figure_keeper, "_REST", 0)
     with running(tmp_path) as world, httpx.Client(base_url=world.url, timeout=60) as client:
         service = world.service
         engine = open_store(tmp_path / "ledger.db", timeout_seconds=60)
@@ -117,6 +139,12 @@ def test_a_short_period_narrows_the_tables(tmp_path: Path) -> None:
         assert service.writer.seal()
         service.figures.keep()
         assert client.post("/console/login", data={"key": world.keys["auditor"]}).status_code == 303
+        heard = list[str]()
+        event.listen(service.reader, "before_cursor_execute", lambda *given: heard.append(given[2]))
+        with service.reading() as connection:
+            over_us = service.clock.utc_us() - 10 * MINUTE_US
+            assert service.figures.fine.read(connection, over_us - 30 * MINUTE_US, over_us) is not None
+        assert heard and not any("events.leaf" in statement for statement in heard), "the keeper counted them ahead"
         for place, (chart, table, column) in TABLES.items():
             sums = []
             for minutes in (40, 3):
