@@ -97,6 +97,12 @@ function narrow(chart, width) {
   location.href = address;
 }
 
+// How far ticks of time stand apart, in seconds; never closer than buckets are.
+const STEPS = [
+  ...[1, 5, 10, 15, 30], ...[1, 2, 5, 10, 15, 30].map((minutes) => minutes * 60), ...[1, 2, 3, 6, 12].map((hours) => hours * 3600),
+  ...[1, 2, 7, 14, 30, 91, 182, 365].map((days) => days * 86400),
+];
+
 const HIDDEN = new Set();  // series that a click has hidden: a page that refreshes itself keeps them hidden
 const DRAWN = new Map();  // by figure: what draws it anew
 
@@ -159,7 +165,7 @@ function draw(figure) {
     const along = byName ? {
       ...axis, grid: { show: false }, side: across ? 3 : 2, splits: () => labels.map((_, at) => at * step + (isGrouped ? (names.length - 1) / 2 : 0)), values: (chart) => shortened(chart, labels, across),
       ...(across ? { size: (chart, words) => Math.min(room(0)(chart, words), share(chart)) } : {}),
-    } : { ...axis, space: width < 60 ? 84 : 62, values: ticks(width) };
+    } : { ...axis, space: width < 60 ? 84 : 62, incrs: STEPS.filter((step) => step >= width), values: ticks(width) };
     const upwards = {
       ...axis, side: across ? 2 : 3, values: (_, splits) => splits.map((each) => short(each, unit)), incrs: unit === "count" ? whole() : undefined,
       ...(across ? { space: 70 } : { size: room(0) }),
@@ -177,7 +183,7 @@ function draw(figure) {
         label: names[series], show: shown[series], stroke: colour(figure, "s" + colours[series]), width: bars ? 0 : 2,
         fill: bars ? colour(figure, "s" + colours[series]) : undefined,
         points: bars ? { show: false } : { show: true, size: 5, fill: colour(figure, "s" + colours[series]), filter: lonely },
-        paths: bars ? uPlot.paths.bars({ size: [byName ? 0.7 : 0.82, 60], align: byName ? 0 : 1 }) : uPlot.paths.linear(),
+        paths: bars ? uPlot.paths.bars({ size: [byName ? 0.7 : 0.82, 90], align: byName ? 0 : 1 }) : uPlot.paths.linear(),
       }))],
       hooks: {
         drawAxes: byName ? [] : [(chart) => hatch(chart, places, values, width, line)],
