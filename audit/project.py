@@ -347,18 +347,23 @@ def is_scraped(kind: str, measure: str) -> bool:
     return measure == DENIED or kind == ORPHANS
 
 
-def count_events(batch: LeafBatch, logs: Sequence[int], into: Figures | None = None) -> Figures:
-    """Return the figures of a batch, given the log id of every leaf, added to `into` if given; no value is 0."""
+def count_events(
+    batch: LeafBatch, logs: Sequence[int], into: Figures | None = None, *, width_us: int = HOUR_US
+) -> Figures:
+    """Return the figures of a batch, given the log id of every leaf, added to `into` if given; no value is 0.
+
+    `width_us`: how long a place's period is, an hour where the figures are kept in the ledger.
+    """
     figures = Figures() if into is None else into
     names = {kind: (kind, LEAVES, "", "", "") for kind in set(batch.kinds)}
     scraped = map(ORPHANS.__eq__, batch.kinds)
-    cells = map(figures.__getitem__, zip(scraped, logs, _hours(batch.at_us), strict=True))
+    cells = map(figures.__getitem__, zip(scraped, logs, _starts(batch.at_us, width_us), strict=True))
     for cell, kind in zip(cells, batch.kinds, strict=True):
         name = names[kind]
         cell[name] = cell.get(name, 0) + 1
     for group in batch.groups:
         if group.kind != CHANGED:
-            _count_group(figures, group, [logs[place] for place in group.places])
+            _count_group(figures, group, [logs[place] for place in group.places], width_us)
     return figures
 
 
@@ -395,16 +400,16 @@ def _alike(
     return _Alike(which, cells, [key[2:] for key in numbers])
 
 
-def _hours(at_us: Sequence[int]) -> list[int]:
-    first = at_us[0] // HOUR_US * HOUR_US
-    if first <= min(at_us) and max(at_us) < first + HOUR_US:  # the rule
+def _starts(at_us: Sequence[int], width_us: int) -> list[int]:
+    first = at_us[0] // width_us * width_us
+    if first <= min(at_us) and max(at_us) < first + width_us:  # the rule
         return [first] * len(at_us)
-    return [moment // HOUR_US * HOUR_US for moment in at_us]
+    return [moment // width_us * width_us for moment in at_us]
 
 
-def _count_group(figures: Figures, group: LeafGroup, logs: Sequence[int]) -> None:
+def _count_group(figures: Figures, group: LeafGroup, logs: Sequence[int], width_us: int) -> None:
     columns, kind = group.columns, group.kind
-    hours, parts = _hours(columns["at_us"]), columns["part"]
+    hours, parts = _starts(columns["at_us"], width_us), columns["part"]
     nothing = [""] * len(logs)
     classes = columns.get("classification", nothing)
     named = columns[OUTCOMES[kind]] if kind in OUTCOMES else nothing

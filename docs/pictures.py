@@ -1,9 +1,11 @@
-"""Every page of a running demo's console in a browser, at two widths: what is broken, and pictures of some.
+"""Every page of a running demo's console in a browser, at two widths: what is broken, and the documentation's pictures.
 
-    kvcustody demo fleet --events nats        # prints a link that signs you in, once, within a minute
-    python docs/pictures.py LINK              # pictures go to docs/images/fleet
+    kvcustody demo fleet --events nats        # or `kvcustody up`: prints a link that signs you in, within a minute
+    python docs/pictures.py LINK              # pictures of the fleet go to docs/images/fleet
+    python docs/pictures.py LINK --of up      # pictures of the console's pages go to docs/images
+    python docs/pictures.py URL --of up --key FOLDER/keys/you.key     # later: the link works for a minute
 
-It waits until every page has data, four minutes at most.
+It waits until every page has data, four minutes at most; of `up`, run it for some minutes before.
 
 It needs Chromium and playwright. Exit status 1 where a page has no heading, raises an error, or is wider than the
 window: then it prints which element sticks out.
@@ -15,17 +17,22 @@ import argparse
 import shutil
 import sys
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from kvcustody.console.web.page_request import PLACES
+from kvcustody.policies import library
 
 WIDTHS: Final = (1280, 390)
 KEPT: Final = {1280: ("Fleet", "Routes", "Health", "Erasures"), 390: ("Fleet", "Routes")}
 _HEIGHT: Final = {1280: 860, 390: 844}
 _DATA_SECONDS: Final = 240.0
-_FOLDER: Final = Path(__file__).resolve().parent / "images" / "fleet"
+_IMAGES: Final = Path(__file__).resolve().parent / "images"
+_COLOURS: Final = 256
+_TALL: Final = {"overview": 1150, "deletion": 1000}
+_EMPTY_WITH_UP: Final = ("/console/fleet", "/console/routes", "/console/health")  # there are no doors, nor routers
 _STICKS_OUT: Final = """() => [...document.querySelectorAll("body *")].filter(one => {
   for (let each = one.parentElement; each; each = each.parentElement)
     if (["auto", "scroll", "hidden"].includes(getComputedStyle(each).overflowX)) return false;
@@ -33,9 +40,9 @@ _STICKS_OUT: Final = """() => [...document.querySelectorAll("body *")].filter(on
 }).slice(0, 3).map(one => one.outerHTML.slice(0, 120))"""
 
 
-def wait_for_data(page: Any) -> None:
-    """Until no page has an empty part, or `_DATA_SECONDS` are over."""
-    until, empty = time.monotonic() + _DATA_SECONDS, [place.path for place in PLACES]
+def wait_for_data(page: Any, without: tuple[str, ...] = ()) -> None:
+    """Until no page except these has an empty part, or `_DATA_SECONDS` are over."""
+    until, empty = time.monotonic() + _DATA_SECONDS, [one.path for one in PLACES if one.path not in without]
     while empty and time.monotonic() < until:
         time.sleep(2.0)
         empty = [path for path in empty if 'class="empty"' in page.request.get(path).text()]
@@ -63,23 +70,96 @@ def look(page: Any, width: int, out: Path | None) -> list[str]:
     return problems
 
 
-def keep(drawn: Path) -> None:
-    """The pictures of `KEPT`, in few colours, in `_FOLDER`."""
+def keep(drawn: Path, names: Iterable[str], folder: Path) -> None:
+    """Keep these pictures in a folder, in few colours."""
     from PIL import Image
 
-    _FOLDER.mkdir(parents=True, exist_ok=True)
-    for width, names in KEPT.items():
-        for name in names:
-            file = f"{name.lower()}-{width}.png"
-            with Image.open(drawn / file) as picture:
-                few = picture.convert("RGB").quantize(64, dither=Image.Dither.NONE)
-                few.save(_FOLDER / file, optimize=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        with Image.open(drawn / name) as picture:
+            few = picture.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE)
+            few.save(folder / name, optimize=True)
+
+
+def fleet(page: Any, drawn: Path) -> None:
+    """Keep the pictures of a fleet's pages, of those that `look` drew."""
+    keep(drawn, [f"{name.lower()}-{width}.png" for width, names in KEPT.items() for name in names], _IMAGES / "fleet")
+
+
+def console(page: Any, drawn: Path) -> None:
+    """Draw and keep the pictures of the console's pages, each as the page that shows it says."""
+    for name, draw in _CONSOLE.items():
+        page.set_viewport_size({"width": 1280, "height": _TALL.get(name, _HEIGHT[1280])})
+        draw(page)
+        page.screenshot(path=str(drawn / f"console-{name}.png"), full_page=False)
+    keep(drawn, [f"console-{name}.png" for name in _CONSOLE], _IMAGES)
+
+
+def _page(path: str) -> Callable[[Any], None]:
+    def draw(page: Any) -> None:
+        page.goto(f"/console{path}")
+        page.locator("figure canvas").first.wait_for()
+
+    return draw
+
+
+def _verified_event(page: Any) -> None:
+    page.goto("/console/audit?kind=receipt&tenant=acme&sort=oldest")  # an old one is under a signed checkpoint
+    page.locator("tbody a[href*='/audit/event']").first.click()
+    page.get_by_role("button", name="Verify in this browser").click()
+    page.locator("#verify-result .good, #verify-result.good").first.wait_for()
+
+
+def _write(page: Any, text: str) -> None:
+    page.get_by_role("textbox", name="Document", exact=True).focus()
+    page.keyboard.press("Control+a")
+    page.keyboard.press("Delete")
+    page.keyboard.insert_text(text)
+
+
+def _without_comments(source: str) -> str:
+    return "".join(line for line in source.splitlines(keepends=True) if not line.startswith("#"))
+
+
+def _draft_with_a_problem(page: Any) -> None:
+    page.goto("/console/policy/draft")
+    page.locator("#editor-status").wait_for(state="attached")
+    source = _without_comments(library.source("regulated-saas"))
+    _write(page, source.replace("scope: session", "scope: sessions").replace("description:", "\ndescription:", 1))
+    page.locator(".cm-lintRange-error, .wrong").first.wait_for()
+    page.keyboard.press("Control+Home")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Control+Space")
+    page.locator("[role=option]").first.wait_for()
+
+
+def _checked_draft(page: Any) -> None:
+    page.goto("/console/policy/draft")
+    page.locator("#editor-status").wait_for(state="attached")
+    source = page.evaluate("() => document.getElementById('source').value")
+    _write(page, source.replace("scope: session,", "scope: subject,", 1))
+    page.get_by_role("button", name="Check").click()
+    page.locator("#checked").wait_for()
+    page.evaluate("() => document.getElementById('checked').scrollIntoView()")
+
+
+_CONSOLE: Final[dict[str, Callable[[Any], None]]] = {
+    "overview": _page("/"),
+    "deletion": _page("/deletion"),
+    "explorer": _page("/audit?tenant=acme"),
+    "event": _verified_event,
+    "draft": _draft_with_a_problem,
+    "draft-checked": _checked_draft,
+}
 
 
 def main() -> None:
     """Visit, print what is broken, and keep pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("link", metavar="LINK")
+    parser.add_argument("--of", choices=("fleet", "up"), default="fleet", help="what the link is of (default: fleet)")
+    parser.add_argument("--key", type=Path, help="a file with an API key, where LINK is the console's address")
     parser.add_argument("--out", type=Path, help="a folder for pictures of every page; none is kept for docs then")
     given = parser.parse_args()
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -87,19 +167,23 @@ def main() -> None:
         raise SystemExit("no Chromium is installed")
     from playwright.sync_api import sync_playwright
 
-    drawn = given.out or _FOLDER.with_name("drawn")
+    drawn = given.out or _IMAGES / "drawn"
     drawn.mkdir(parents=True, exist_ok=True)
     at = urlsplit(given.link)
     with sync_playwright() as begun:
         browser = begun.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_context(base_url=f"{at.scheme}://{at.netloc}").new_page()
         page.goto(given.link)
-        wait_for_data(page)
+        if given.key is not None:
+            page.get_by_label("API key").fill(given.key.read_text().strip())
+            page.get_by_role("button", name="Sign in").click()
+            page.wait_for_url("**/console/")
+        wait_for_data(page, _EMPTY_WITH_UP if given.of == "up" else ())
         problems = [problem for width in WIDTHS for problem in look(page, width, drawn)]
+        if given.out is None:
+            (console if given.of == "up" else fleet)(page, drawn)
+            shutil.rmtree(drawn)
         browser.close()
-    if given.out is None:
-        keep(drawn)
-        shutil.rmtree(drawn)
     for problem in problems:
         print(problem, file=sys.stderr)
     raise SystemExit(1 if problems else 0)

@@ -97,9 +97,10 @@ def _beside(number: int, at: int, tenant: str, other: str) -> Iterator[Event]:
         yield RouteFound(at, tenant, receipt, True, 128, 64, 2, 1_000, False, True)
 
 
-def fill(engine: Engine, folder: Path, *, leaves: int, tenants: int, until_us: int, days: int = DAYS) -> int:
+def fill(engine: Engine, folder: Path, *, leaves: int, tenants: int, until_us: int, days: float = DAYS) -> int:
     """Write about so many leaves, the last one at `until_us`; return how many there are."""
-    written = events(leaves * 100 // LEAVES_OF_100_REQUESTS, tenants, days * DAY_US - 2 * _SECOND_US * 60)
-    write(engine, folder, written, VirtualClock(1, until_us - days * DAY_US))
+    period_us = int(days * DAY_US)
+    written = events(leaves * 100 // LEAVES_OF_100_REQUESTS, tenants, period_us - 2 * _SECOND_US * 60)
+    write(engine, folder, written, VirtualClock(1, until_us - period_us))
     with engine.connect() as connection:
         return int(connection.scalar(select(func.sum(logs.c.size))) or 0)

@@ -47,17 +47,27 @@ GOALS_MS = {1_000_000: 200, 10_000_000: 400}
 PAGES = (
     *(
         "/",
+        "/?period=6h",
         "/inbox",
         "/policy",
         "/grants",
         "/decisions",
+        "/decisions?period=6h",
         "/decisions?period=30d",
         "/custody",
         "/custody?tenant=tenant-03",
         "/custody/subject?tenant=tenant-03&subject=user-7",
     ),
     *("/tiers", "/tiers?period=30d", "/fleet", "/routes"),
-    *("/routes?period=7d", "/erasures", "/cases", "/deletion", "/deletion?period=7d", "/deletion?period=30d"),
+    *(
+        "/routes?period=7d",
+        "/erasures",
+        "/cases",
+        "/deletion",
+        "/deletion?period=6h",
+        "/deletion?period=7d",
+        "/deletion?period=30d",
+    ),
     *("/deletion?period=30d&tenant=tenant-03", "/audit", "/audit?last=24h", "/reports", "/health", "/principals"),
 )
 

@@ -1,4 +1,6 @@
-"""Charts as geometry: bars, lines and words with positions, drawn alike by the HTML page and the PDF.
+"""Charts of documents as geometry: bars, lines and words with positions, drawn alike by a report's HTML and its PDF.
+
+The console's pages draw theirs with uPlot (`time_chart`); a report runs no script.
 
 1. Every value drawn is also in a table or in the JSON.
 2. A chart of nothing says so.

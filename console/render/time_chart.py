@@ -1,7 +1,8 @@
-"""Charts over time: what a page's table says, in buckets that fit the period.
+"""Charts over time or by name: what a page's table says; over time in buckets that fit the period.
 
     buckets = Buckets.of(since_us, until_us, least_us=HOUR_US)
     chart = TimeChart("Denied requests", "count", "bars", buckets, (ChartSeries("acme", values),), "nothing recorded")
+    chart = NameChart("Blocks by worker", "count", "Worker", names, (ChartSeries("cached", values, 1),), across=True)
 
 1. The table is the chart's data: `static/charts.js` draws what it reads there, so both always agree.
 2. A value of None is no data, which is not zero: the table says `–`, and the chart is hatched.
@@ -86,6 +87,11 @@ class TimeChart(NamedTuple):
         return all(value is None for series in self.series for value in series.values)
 
     @property
+    def has_gaps(self) -> bool:
+        """Whether there is no data in some bucket."""
+        return any(value is None for series in self.series for value in series.values)
+
+    @property
     def rows(self) -> list[tuple[int, str, list[int | float | None]]]:
         """The table: start of each bucket, the start as text, and the value of each series."""
         columns = [series.values for series in self.series]
@@ -93,6 +99,32 @@ class TimeChart(NamedTuple):
             (start_us, readable(start_us, self.buckets.form), [column[place] for column in columns])
             for place, start_us in enumerate(self.buckets.starts_us)
         ]
+
+
+class NameChart(NamedTuple):
+    """A chart of bars, one for each name, and its table. `unit`: as of a `TimeChart`.
+
+    `heading` says what the names are. `across`: bars lie below each other, so that long names have room. `grouped`:
+    the series stand beside each other, and not on each other.
+    """
+
+    title: str
+    unit: str
+    heading: str
+    names: Sequence[str]
+    series: tuple[ChartSeries, ...]
+    across: bool = False
+    grouped: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every bar has no length."""
+        return not any(value for series in self.series for value in series.values)
+
+    @property
+    def rows(self) -> list[tuple[str, list[int | float | None]]]:
+        """The table: each name, and the value of each series."""
+        return [(name, [series.values[place] for series in self.series]) for place, name in enumerate(self.names)]
 
 
 def summed(

@@ -3,7 +3,8 @@
 1. Without a session there is the sign-in page and the static files, and nothing else: every other page leads there.
 2. No page holds a script or a style of its own; the policy of content allows this origin's files alone, and no frame.
 3. A refusal is a page with the problem's status. Absent, foreign and unknown paths give the same bytes.
-4. A form that is not accepted is shown again with what was typed, each fault at its field, under that status.
+4. A form that is not accepted is shown again with what was typed, each fault at its field, under that status. A button
+   of a row has its fault beside it. A form that is signed in the browser stays there: its script gets the faults.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from kvcustody.console.web.audit_export import export as audit_export
@@ -146,8 +147,13 @@ _FORM_PAGES: dict[Page, tuple[Page, str]] = {  # the page that has a form, and h
     reports_make: (reports_listed, ""),
     reports_schedule: (reports_listed, "/schedules"),
     principals_disable: (principals_show, "/disable"),
+    principals_revoke: (principals_show, "/revoke"),
+    principals_keep: (principals_show, "/keep"),
+    health_scan: (health_show, "/scan"),
 }
 _AT_THE_FIELD = (409, 422)
+_OF_A_ROW = (principals_revoke, principals_keep, health_scan)
+_AT_THE_ROW = (404, *_AT_THE_FIELD)  # what the row is about may have gone meanwhile
 
 
 class Console:
@@ -213,7 +219,11 @@ def _answered(page: Page, visit: PageRequest) -> Response:
     except Exception:
         _log.error("page failed", path=visit.path, exc_info=True)
         problem = error = ProblemError("internal")
-    if visit.form and problem.type.status in _AT_THE_FIELD and page in _FORM_PAGES:
+    if visit.form and page is release_prepare:
+        faults = {"detail": problem.detail or problem.type.advice, "wrong": wrong_fields(error, problem, {*visit.form})}
+        return JSONResponse(faults, problem.type.status, {**problem.headers}, media_type="application/problem+json")
+    at_the_field = _AT_THE_ROW if page in _OF_A_ROW else _AT_THE_FIELD
+    if visit.form and problem.type.status in at_the_field and page in _FORM_PAGES:
         again = _form_again(page, visit, wrong_fields(error, problem, {*visit.form}))
         if again is not None:
             again.status_code = problem.type.status
@@ -228,7 +238,7 @@ def _form_again(page: Page, visit: PageRequest, wrong: dict[str, str]) -> Respon
     """Return the page of a form that was not accepted, with what was typed and what is wrong (rule 4)."""
     form_page, end = _FORM_PAGES[page]
     place = visit.path.removesuffix(end)
-    query = {"name": visit.form["name"]} if page is principals_disable and "name" in visit.form else {}
+    query = {"name": visit.form["name"]} if form_page is principals_show and "name" in visit.form else {}
     kept = visit.form if form_page is erasures_preview else {}
     sent = {name: value for name, value in visit.form.items() if name not in ("csrf", "once")}
     try:

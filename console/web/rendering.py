@@ -53,11 +53,6 @@ def _static(name: str) -> str:
     return f"/console/static/{name}?v={STATIC_FILES[name].version}"
 
 
-def _coordinate(value: float) -> str:
-    """Return a coordinate with one decimal, or none where it is whole."""
-    return f"{value:.1f}".removesuffix(".0")
-
-
 def _sparkline(values: Sequence[float | None]) -> list[str]:
     """Return the points of lines in a box of 100 by 24: one for each stretch that has data."""
     most = max((value for value in values if value is not None), default=0) or 1
@@ -73,6 +68,11 @@ def _sparkline(values: Sequence[float | None]) -> list[str]:
 
 def _minute(at_us: int | None) -> str:
     return words.minute(at_us)[:16].replace("T", " ") + " UTC" if at_us else "–"
+
+
+def _clock(at_us: int | None) -> str:
+    """Return a moment for a column whose heading says that it is UTC."""
+    return _second(at_us).removesuffix(" UTC")
 
 
 def _second(at_us: int | None) -> str:
@@ -96,7 +96,7 @@ environment.filters |= {
     "size": words.size,
     "minute": _minute,
     "second": _second,
-    "coordinate": _coordinate,
+    "clock": _clock,
     "percent": lambda pair: words.percent(*pair),
 }
 environment.filters |= {"sparkline": _sparkline}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
@@ -34,6 +34,12 @@ def lines_of(document: str, problems: Iterable[Problem] = (), mark: str = "wrong
         )
         for number, text in enumerate(texts, 1)
     ]
+
+
+def marked(lines: Sequence[Line]) -> list[Line]:
+    """Return the marked lines of a document with some context."""
+    near = {place + step for place, line in enumerate(lines) if line.mark for step in range(-_AROUND, _AROUND + 1)}
+    return [line for place, line in enumerate(lines) if place in near]
 
 
 _COMPARED_MAX = 5_000  # lines of either document, less what both begin and end with

@@ -65,6 +65,7 @@ APART: dict[str, str] = {
     "audit.tlog.database_tiles": "reads stored hashes as tiles, which proofs only use",
     "audit.verify.ledger.held_rows": "who holds which block is an idea of its own",
     "audit.verify.ledger.register_rows": "rows that are no projection of a leaf are an idea of their own",
+    "console.render.charts": "the geometry of documents' charts, alike in HTML and PDF; the page only prints it",
     "migrations.online.new_form": "statements that create, lock and swap tables, called by module name",
     "policies.reading.obligations": "obligations by classification are an idea of their own",
     # -- governance

@@ -125,9 +125,14 @@ def judged_rows(connection: Connection, state: JudgedState) -> list[HourRow]:
     return [*recent_rows(rows, state.at_us), *chain.from_iterable(rows[hour_us] for hour_us in sorted(rows))]
 
 
-def hour_rows(lives: Iterable[LifeUnits], since_us: int) -> Iterator[tuple[HourKey, CoverageRow, LagCounts]]:
-    """Yield the coverage of units by hour, tenant and classification, with their lags, from `since_us` on."""
-    for hour_us, part in by_period(lives, since_us, HOUR_US):
+def hour_rows(
+    lives: Iterable[LifeUnits], since_us: int, width_us: int = HOUR_US
+) -> Iterator[tuple[HourKey, CoverageRow, LagCounts]]:
+    """Yield the coverage of units by hour, tenant and classification, with their lags, from `since_us` on.
+
+    `width_us`: another width than an hour.
+    """
+    for hour_us, part in by_period(lives, since_us, width_us):
         if hour_us >= since_us:
             lags = lags_of(part)
             for row in rows_of(part):

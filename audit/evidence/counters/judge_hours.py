@@ -15,6 +15,7 @@
    it does not begin anew for the same leaf again.
 4. A step takes a bounded number of leaves, up to a checkpoint. While more remain, it judges as of that checkpoint's
    time.
+5. The last hours are judged by minute too, for charts of short periods. Only this process has these rows, in memory.
 """
 
 from __future__ import annotations
@@ -60,11 +61,12 @@ from kvcustody.audit.store.schema.leaf_tables import retention_purges
 from kvcustody.audit.store.schema.ledger import events, logs
 from kvcustody.audit.store.schema.trees import checkpoints, root_leaves
 from kvcustody.logger import get_logger
-from kvcustody.times import DAY_US
+from kvcustody.times import DAY_US, HOUR_US, MINUTE_US
 
 STEP_LEAVES = 200_000  # of one step, unless one seal has more
 _SEALS = 20_000  # root leaves that one step looks at
 _WAIT_US = DAY_US
+MINUTES_US = 6 * HOUR_US  # judged by minute: the last of it
 _Entries = dict[tuple[str, str], tuple[CoverageRow, LagCounts]]
 _FINAL = [VERDICTS.index(name) for name in ("in_time", "late", "unproven")]
 _log = get_logger(__name__)
@@ -124,6 +126,7 @@ class HourlyJudge:
         self._stored: JudgedState | None = None
         self._hours: dict[int, list[HourRow]] = {}  # the rows of that state
         self._wait_us = _WAIT_US
+        self.minutes: tuple[JudgedState, dict[int, list[JudgedRow]]] | None = None  # of the stored state
         self._forget()
 
     def leads(self) -> bool:
@@ -157,6 +160,8 @@ class HourlyJudge:
         self._shards: dict[str, int] = {}
         self._final: dict[int, _Entries] = {}  # by hour, and then by tenant and classification
         self._made: dict[int, list[HourRow]] = {}  # the rows of hours of which every verdict is final
+        self._minutes: dict[int, _Entries] = {}  # as `_final`, by minute
+        self._minute_rows: dict[int, list[JudgedRow]] = {}  # of everything that was judged, by minute
 
     def judge(self, *, now_us: int) -> JudgedState | None:
         """Judge one step; return the stored state, or None if there is none. Raises the database's errors."""
@@ -195,6 +200,7 @@ class HourlyJudge:
                 return before
             self._store(connection, rows, state, mine=before is not None and before == self._stored)
         self._stored = state
+        self.minutes = (state, self._minute_rows)
         return state
 
     def _store(self, connection: Connection, rows: list[HourRow], state: JudgedState, *, mine: bool) -> None:
@@ -281,6 +287,7 @@ class HourlyJudge:
         since_us, final_us = first_hour(state.at_us), hours_back(state.at_us, self._wait_us)
         self._final = {hour_us: of_hour for hour_us, of_hour in self._final.items() if hour_us >= since_us}
         needed, pending = [np.array(record.told, np.int64)], list[LifeUnits]()
+        since_fine_us, fine = state.at_us // MINUTE_US * MINUTE_US - MINUTES_US, list[LifeUnits]()
         for each in units_of(record, CustodySelection(until_us=state.at_us), now_us=state.at_us):
             life, over = each.life, self._over.setdefault(each.life.uuid, Spans())
             if record.names_any(life, old, over.has) or self._shards.get(life.uuid, life.shards) != life.shards:
@@ -292,14 +299,15 @@ class HourlyJudge:
             final = np.isin(units.verdict, _FINAL) | (at_us < final_us)
             nobody = each.overdue.kept(np.zeros(len(each.overdue.keys), np.bool_))
             ended = each._replace(units=units.kept(final), overdue=nobody)
-            for (hour_us, *who), row, lags in hour_rows([ended], since_us):
-                of_hour = self._final.setdefault(hour_us, {})
-                there, before = of_hour.get((who[0], who[1]), (CoverageRow("", ""), NO_LAGS))
-                of_hour[who[0], who[1]] = (add_rows((there, row)), added((before, lags)))
+            for hour_us in _add(self._final, [ended], since_us):
                 self._made.pop(hour_us, None)
+            lately = at_us >= since_fine_us
+            _add(self._minutes, [ended._replace(units=units.kept(final & lately))], since_fine_us, MINUTE_US)
             over.add(units.keys[final])
             overdue = each.overdue.kept(~over.has(each.overdue.keys))
             pending.append(each._replace(units=units.kept(~final), overdue=overdue))
+            late = overdue.kept(overdue.due + life.offset_us >= since_fine_us)
+            fine.append(each._replace(units=units.kept(~final & lately), overdue=late))
 
             def is_over(keys: Int64s, over: Spans = over) -> Flags:
                 made: Flags = over.has(keys) | (keys & GENERATION_MASK == 0)
@@ -309,6 +317,7 @@ class HourlyJudge:
         kept = np.zeros(len(every), np.bool_)
         kept[np.concatenate(needed)] = True
         self._kept, self._last_us = list(compress(every, kept.tolist())), max(self._last_us, record.last_us)
+        self._minute_rows = self._by_minute(fine, since_fine_us)
         return self._rows(pending, state, ids)
 
     def _rows(self, pending: list[LifeUnits], state: JudgedState, ids: dict[str, int]) -> list[HourRow]:
@@ -325,3 +334,22 @@ class HourlyJudge:
             rows[hour_us] = rows_of_hour(hour_us, [*final, *of_rest.get(hour_us, ())], ids)
         self._made = {hour_us: of_hour for hour_us, of_hour in rows.items() if hour_us not in of_rest}
         return [*recent_rows(rows, state.at_us), *chain.from_iterable(rows.values())]
+
+    def _by_minute(self, pending: list[LifeUnits], since_us: int) -> dict[int, list[JudgedRow]]:
+        """Return what is final and the rest by minute, from `since_us` on (rule 5)."""
+        self._minutes = {at_us: entries for at_us, entries in self._minutes.items() if at_us >= since_us}
+        rows = {at_us: [(who, *value) for who, value in of.items()] for at_us, of in self._minutes.items()}
+        for (at_us, *who), row, lags in hour_rows(pending, since_us, MINUTE_US):
+            rows.setdefault(at_us, []).append(((who[0], who[1]), row, lags))
+        return rows
+
+
+def _add(into: dict[int, _Entries], lives: list[LifeUnits], since_us: int, width_us: int = HOUR_US) -> set[int]:
+    """Add what these units come to, by hour or a narrower width; return the hours that changed."""
+    changed = set[int]()
+    for (start_us, *who), row, lags in hour_rows(lives, since_us, width_us):
+        entries = into.setdefault(start_us, {})
+        there, before = entries.get((who[0], who[1]), (CoverageRow("", ""), NO_LAGS))
+        entries[who[0], who[1]] = (add_rows((there, row)), added((before, lags)))
+        changed.add(start_us)
+    return changed

@@ -40,7 +40,7 @@ _WIDTHS_US = (
     *(hours * HOUR_US for hours in _WIDTHS_HOURS),
 )
 _NONE = "none"  # the name of no log: what is asked for may not be seen
-_REFUSED = frozenset({"deny", "partial", "failed", "mismatch"})
+REFUSED = frozenset({"deny", "partial", "failed", "mismatch"})
 
 
 class FacetValue(NamedTuple):
@@ -98,7 +98,7 @@ def summarize(connection: Connection, wanted: EventFilter) -> ExplorerSummary:
         if of_kind:
             by_outcome[outcome] += events
             if of_outcome:
-                times[hour_us, outcome in _REFUSED] += events
+                times[hour_us, outcome in REFUSED] += events
                 total += events
     by_log = (
         Counter({str(log): total})
@@ -154,7 +154,7 @@ def _fine(connection: Connection, wanted: EventFilter) -> ExplorerSummary | None
             for rule, requests in _denied(row.log, body):
                 facets["rule"][rule] += requests
             if of_kind and of_outcome:
-                times[int(body["at_us"]) // MINUTE_US * MINUTE_US, outcome in _REFUSED] += 1
+                times[int(body["at_us"]) // MINUTE_US * MINUTE_US, outcome in REFUSED] += 1
     width, columns = _columns(times, wanted, MINUTE_US)
     found = {name: _most(values) for name, values in facets.items()}
     leaves = len(page.rows)
@@ -193,7 +193,7 @@ class _Sample:
             for body in plain_bodies(row.body):
                 for name, value in _values(row.log, body):
                     self.facets[name][value] += 1
-                refused = refused or any(body.get(key) in _REFUSED for key in ("effect", "outcome", "result"))
+                refused = refused or any(body.get(key) in REFUSED for key in ("effect", "outcome", "result"))
             self.times[row.at_us // MINUTE_US * MINUTE_US, refused] += 1
 
     def total(self, connection: Connection, wanted: EventFilter) -> tuple[int, bool]:

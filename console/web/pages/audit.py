@@ -7,29 +7,32 @@
 4. `sentence_of` and `facts_of` put a leaf in words and leave nothing out: run lists appear by their count, and the
    canonical bytes stand beside these words.
 5. The reader's own page views are one row of a page, at the place of the newest; a search by kind has each of them.
+6. The chart of a short period has cells of seconds, where the summary has hours (`counters.fine_figures`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 from starlette.responses import Response
 
 from kvcustody import times
+from kvcustody.audit.evidence.counters.read_figures import hour_span
+from kvcustody.audit.evidence.explore.summary import REFUSED
 from kvcustody.audit.evidence.query.known_names import known_kind
 from kvcustody.audit.kinds import SYSTEM, log_of, tenant_of
 from kvcustody.audit.kinds.registry import HEAD_KEYS
 from kvcustody.audit.leaf import LEAF_KEYS
 from kvcustody.audit.leaf.change_items import CHANGED, plain_bodies
 from kvcustody.audit.leaf.leaf_schema import DURATIONS
+from kvcustody.audit.project import EVENTS
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
-from kvcustody.console.render.charts import Figure, columns
 from kvcustody.console.render.event_sentences import sentence_of
 from kvcustody.console.render.number_format import count, duration, moment
+from kvcustody.console.render.time_chart import Buckets, ChartSeries, TimeChart
 from kvcustody.console.web.event_links import links_of, workers_of
 from kvcustody.console.web.form_errors import FieldError
 from kvcustody.console.web.page_request import PageRequest
@@ -44,6 +47,7 @@ from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.times import HOUR_US, MINUTE_US
 
 _PAGE = 50
+_FEW = 20  # columns of a chart
 PAGE_READ = "console"  # how the name of a page's read begins
 _PRESETS_US = {
     "15m": 15 * MINUTE_US,
@@ -84,10 +88,18 @@ def explore(visit: PageRequest) -> Response:
         item["summary"] = sentence_of(item["leaf"])
         item["links"] = links_of(visit, item["leaf"], workers)
     counted = None if live else visit.ask(audit_api.summary, tenant, **asked)
-    return _shown(visit, page, counted)
+    chart = None if counted is None or not counted["columns"] else _histogram(visit, counted, tenant, asked)
+    return _shown(visit, page, counted, chart)
 
 
-def _shown(visit: PageRequest, page: dict[str, Any], counted: dict[str, Any] | None, *, status: int = 200) -> Response:
+def _shown(
+    visit: PageRequest,
+    page: dict[str, Any],
+    counted: dict[str, Any] | None,
+    chart: TimeChart | None,
+    *,
+    status: int = 200,
+) -> Response:
     live = visit.text("live") is not None
     values = {} if counted is None else {facet["name"]: facet["values"] for facet in counted["facets"]}
     filtered = any(value for name, value in visit.query.items() if name not in ("cursor", "live", "sort"))
@@ -101,7 +113,7 @@ def _shown(visit: PageRequest, page: dict[str, Any], counted: dict[str, Any] | N
         counted=counted,
         values=values,
         events_of=Counter({each["value"]: each["events"] for each in values.get("kind", ())}),
-        chart=None if counted is None or not counted["columns"] else _histogram(counted),
+        chart=chart,
         presets=_presets(visit),
         live=live,
         newest=is_newest(visit),
@@ -114,7 +126,7 @@ def _shown(visit: PageRequest, page: dict[str, Any], counted: dict[str, Any] | N
 def _not_understood(visit: PageRequest, wrong: Mapping[str, Any], detail: str) -> Response:
     """Return the page without leaves, each fault at its filter."""
     visit.wrong.update({name: text if text != visit.query.get(name) else detail for name, text in wrong.items()})
-    return _shown(visit, {"items": [], "next": None}, None, status=422)
+    return _shown(visit, {"items": [], "next": None}, None, None, status=422)
 
 
 def _folded(visit: PageRequest, items: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -168,19 +180,57 @@ def _presets(visit: PageRequest) -> list[tuple[str, str, bool]]:
     return [*links, ("all", everything, chosen is None and plain)]
 
 
-def _histogram(counted: dict[str, Any]) -> Figure:
-    width_us, columns_of = counted["column_us"], counted["columns"]
-    form = "%d %b %H:%M" if width_us < 24 * HOUR_US else "%d %b %Y"
-    labels = [datetime.fromtimestamp(column["at_us"] / 1e6, UTC).strftime(form) for column in columns_of]
-    values = [[column["events"] - column["refused"], column["refused"]] for column in columns_of]
-    hours, minutes = width_us // HOUR_US, width_us // MINUTE_US
-    if not hours:
-        size = "a minute" if minutes == 1 else f"{minutes} minutes"
-    else:
-        size = "an hour" if hours == 1 else f"{hours} hours" if hours < 48 else f"{hours // 24} days"
-    unit = f"UTC, columns of {size}"
-    legend = [("events", 1), ("denied, failed or partial", 4)]
-    return columns("Events over time", labels, values, legend, unit, "events")
+def _histogram(visit: PageRequest, counted: dict[str, Any], tenant: str | None, asked: dict[str, Any]) -> TimeChart:
+    """Return events over time, those that were denied, failed or partial apart (rule 6)."""
+    width_us, columns = counted["column_us"], counted["columns"]
+    events: Counter[tuple[bool, int]] = Counter()
+    for column in columns:
+        events[True, column["at_us"]] = column["refused"]
+        events[False, column["at_us"]] = column["events"] - column["refused"]
+    starts_us = [column["at_us"] for column in columns]
+    buckets = Buckets(range(starts_us[0], starts_us[-1] + 1, width_us), width_us)
+    fine = _fine_events(visit, tenant, asked) if len(columns) < _FEW or width_us >= HOUR_US else None
+    if fine is not None:
+        counted_finer, cell_us = fine
+        first_us, last_us = min(at_us for _, at_us in counted_finer), max(at_us for _, at_us in counted_finer)
+        buckets = Buckets.of(first_us, last_us + 1, least_us=cell_us)
+        events = Counter()
+        for (is_refused, at_us), number in counted_finer.items():
+            events[is_refused, buckets.start_of(at_us)] += number
+    series = (
+        ChartSeries("events", [events[False, at_us] for at_us in buckets.starts_us], 1),
+        ChartSeries("denied, failed or partial", [events[True, at_us] for at_us in buckets.starts_us], 4),
+    )
+    return TimeChart("Events over time", "count", "bars", buckets, series, "nothing recorded")
+
+
+def _fine_events(
+    visit: PageRequest, tenant: str | None, asked: dict[str, Any]
+) -> tuple[Counter[tuple[bool, int]], int] | None:
+    """Return events of a short period by whether they were refused, and cell; and how wide a cell is.
+
+    None where there are no such cells.
+    """
+    kind, outcome = asked["kind"], asked["outcome"]
+    if any(value is not None for name, value in asked.items() if name not in ("kind", "outcome", "since", "until")):
+        return None
+    mine = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, tenant)
+    with visit.service.reading(mine) as connection:
+        span = hour_span(connection)
+        if span is None:
+            return None
+        until_us = visit.service.clock.utc_us() if asked["until"] is None else asked["until"]
+        since_us = max(asked["since"] or 0, span[0])
+        cells = visit.service.figures.fine.read(connection, since_us, until_us, tenant=mine)
+    if cells is None:
+        return None
+    kinds = None if kind is None else (kind.value,)
+    events: Counter[tuple[bool, int]] = Counter()
+    for scraped in (False, True):
+        for figure in cells.figures((EVENTS,), kinds, scraped=scraped):
+            if since_us - cells.width_us < figure.hour_us < until_us and (outcome is None or figure.outcome == outcome):
+                events[figure.outcome in REFUSED, figure.hour_us] += figure.value
+    return (events, cells.width_us) if events else None
 
 
 def _export_link(visit: PageRequest, form: str) -> str:

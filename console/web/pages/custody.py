@@ -11,7 +11,7 @@ from kvcustody.audit.evidence.processes.work_periods import at_work
 from kvcustody.audit.evidence.query.live_residencies import Live, live_residencies
 from kvcustody.audit.evidence.subjects.subject_table import subject_names
 from kvcustody.audit.reports.subject_access import recent_subject, subject_page
-from kvcustody.console.render.charts import Figure, columns
+from kvcustody.console.render.time_chart import ChartSeries, NameChart
 from kvcustody.console.web import event_links
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.overview import sees_all
@@ -94,19 +94,15 @@ def subject(visit: PageRequest) -> Response:
     )
 
 
-def _ages(found: Sequence[Live], now_us: int) -> Figure:
+def _ages(found: Sequence[Live], now_us: int) -> NameChart:
     """Return residencies by the elapsed share of their time."""
     bins = [[0, 0] for _ in range(_BINS + 1)]
     for item in found:
         share = item.used_share(now_us)
         bins[min(_BINS, int(share * _BINS))][1 if share > 1 else 0] += 1
-    labels = [f"{10 * place}–{10 * place + 10} %" for place in range(_BINS)] + ["past it"]
-    legend = [("within its deadline", 1), ("past its deadline", 4)]
-    return columns(
-        "Live residencies by the share of their time that has passed",
-        labels,
-        bins,
-        legend,
-        "of the time until the deadline",
-        "residencies",
+    labels = [f"{10 * place}–{10 * place + 10} %" for place in range(_BINS)] + ["over 100 %"]
+    within, past = zip(*bins, strict=True)
+    series = (ChartSeries("within the deadline", within, 1), ChartSeries("past the deadline", past, 4))
+    return NameChart(
+        "Live residencies by the share of their time that has passed", "count", "Share of the time", labels, series
     )

@@ -1,6 +1,7 @@
 """Decisions: denials with their rules, and the reasons of any decision.
 
-1. Denials come from the ledger through the API's own function: a tenant sees those of its own requests.
+1. Denials come from the ledger through the API's own function, or from a short period's cells: a tenant sees those of
+   its own requests.
 2. A rule's text is the policy's: who may not read the policy sees the rule's id alone.
 """
 
@@ -12,7 +13,7 @@ import orjson
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from kvcustody.console.web.charts import denied, period_of
+from kvcustody.console.web.charts import PagePeriod, Timeline, denied, period_of
 from kvcustody.console.web.form_errors import refused
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.overview import sees_all
@@ -48,9 +49,10 @@ def show(visit: PageRequest) -> Response:
     if reads:
         mine = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, tenant)
         with visit.service.reading(mine) as connection:
-            chart = denied(connection, period, mine)
+            times = Timeline.of(visit, connection, period, mine)
+            chart = denied(connection, times)
         visit.record("consoleDecisions", tenant)
-        denials = visit.ask(
+        denials = _short(times, period) or visit.ask(
             custody_api.denials, tenant, period.since_us, period.until_us, visit.text("cursor", 1024), _PAGE
         )
     known, why = known_policy(visit.service.policies_in_effect()) if tests else (None, "")
@@ -71,6 +73,14 @@ def show(visit: PageRequest) -> Response:
         choices=CHOICES,
         explained=_explained(visit) if policy is not None and visit.text("reader") else None,
     )
+
+
+def _short(times: Timeline, period: PagePeriod) -> dict[str, Any] | None:
+    """Return the denials of exactly a short period; None where it is long, or one page does not show them all."""
+    if times.cells is None:
+        return None
+    denials = times.cells.denials(period.since_us, period.until_us)
+    return {"items": [row._asdict() for row in denials], "next": None} if len(denials) <= _PAGE else None
 
 
 def rule(visit: PageRequest) -> Response:

@@ -1,7 +1,7 @@
 """Deletion: how much due custody has evidence, how late it was, and where two sources disagree.
 
-1. The page reads coverage as it was judged last, by hour; it says when that was. With `recount` it counts the evidence
-   of the period instead, which takes as long as there is much of it.
+1. The page reads coverage as it was judged last, by hour or, of a short period, by minute; it says when that was. With
+   `recount` it counts the evidence of the period instead, which takes as long as there is much of it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from kvcustody.audit.evidence.counters.hourly_coverage import PeriodCoverage, period
+from kvcustody.audit.evidence.counters.hourly_coverage import PeriodCoverage
 from kvcustody.audit.evidence.counters.read_figures import tier_totals
 from kvcustody.audit.evidence.processes.enforcement import (
     monitored_periods,
@@ -18,11 +18,12 @@ from kvcustody.audit.evidence.processes.enforcement import (
     unnamed,
     unnamed_qualification,
 )
-from kvcustody.console.web.charts import PagePeriod, coverage, period_of
+from kvcustody.console.web.charts import CoverageOverTime, PagePeriod, Timeline, period_of
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.overview import sees_all
 from kvcustody.governance.api.operations import custody as custody_api
 from kvcustody.governance.service.access.roles import Permission, Reach
+from kvcustody.times import HOUR_US
 
 _PAGE = 50
 
@@ -34,8 +35,10 @@ def show(visit: PageRequest) -> Response:
     visit.record("consoleDeletion", tenant=tenant)
     chosen = period_of(visit)
     with visit.service.reading(tenant) as connection:
-        judged = period(connection, chosen.since_us, chosen.until_us, tenant=tenant)
+        times = Timeline.of(visit, connection, chosen, tenant)
+        over_time = CoverageOverTime.of(visit, connection, chosen, times)
         tiers = tier_totals(connection, tenant=tenant)
+    judged = over_time.judged
     recounted = visit.text("recount") is not None
     if recounted:
         covered = visit.ask(custody_api.covered, tenant_name, chosen.since_us, chosen.until_us)
@@ -52,7 +55,8 @@ def show(visit: PageRequest) -> Response:
         state=judged.state,
         recounted=recounted,
         tiers=tiers,
-        charts=coverage(judged, chosen),
+        charts=over_time.charts(),
+        by_minute=over_time.width_us < HOUR_US,
         findings=visit.ask(custody_api.findings, tenant_name, cursor=visit.text("cursor", 1024), limit=_PAGE),
         gaps=visit.ask(custody_api.gaps, limit=_PAGE)["items"] if everything else None,
     )

@@ -11,19 +11,18 @@ from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
-from kvcustody.audit.evidence.counters.hourly_coverage import RecentCoverage, period, recent
+from kvcustody.audit.evidence.counters.hourly_coverage import RecentCoverage, recent
 from kvcustody.audit.evidence.counters.read_figures import tenant_totals
 from kvcustody.audit.evidence.erasure.requests_and_answers import read_standings, requests
 from kvcustody.audit.tlog.witness.status import WitnessStatus, witness_status
 from kvcustody.console.render.time_chart import TimeChart
 from kvcustody.console.web import charts
-from kvcustody.console.web.charts import PagePeriod
+from kvcustody.console.web.charts import CoverageOverTime, PagePeriod, Timeline, period_of
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.policy_status import policy_status
 from kvcustody.governance.api.operations import custody as custody_api
 from kvcustody.governance.api.operations import health as health_api
 from kvcustody.governance.service.access.roles import Permission, Reach
-from kvcustody.times import DAY_US
 
 
 def show(visit: PageRequest) -> Response:
@@ -32,7 +31,8 @@ def show(visit: PageRequest) -> Response:
     sees = visit.may(Permission.READ_CUSTODY)
     policy = visit.may(Permission.READ_POLICY)
     effect = visit.service.policies_in_effect()
-    day = _last_day(visit) if sees else None
+    chosen = period_of(visit)
+    day = _over_time(visit, chosen) if sees else None
     waits = visit.service.inbox(effect)  # which counts every tenant's erasures
     every = {state.value: number for state, number in waits.erasures.items()}
     return visit.page(
@@ -43,6 +43,7 @@ def show(visit: PageRequest) -> Response:
         waits=[item for item in waits.items if item.is_for(visit.caller)],
         erasures=(Counter(every) if sees_all(visit) else erasure_states(visit)) if sees else None,
         coverage=_coverage(visit) if sees else None,
+        period=chosen,
         day=day,
         sparks={} if day is None else _sparks(day),
         denials=_denials(visit) if sees else None,
@@ -70,11 +71,12 @@ def _coverage(visit: PageRequest) -> RecentCoverage:
         return recent(connection, tenant=mine)
 
 
-class _Day(NamedTuple):
-    """The last day over time; `custody` is None, and `why` says so, where what is held is not known."""
+class _OverTime(NamedTuple):
+    """A period over time; `custody` is None, and `why` says so, where what is held is not known."""
 
     custody: TimeChart | None
     hits: TimeChart
+    avoided: TimeChart
     denied: TimeChart
     coverage: TimeChart
     held: int
@@ -83,27 +85,34 @@ class _Day(NamedTuple):
     why: str = ""
 
 
-def _last_day(visit: PageRequest) -> _Day:
+def _over_time(visit: PageRequest, chosen: PagePeriod) -> _OverTime:
     mine = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, None)
-    now_us = visit.service.clock.utc_us()
-    day = PagePeriod("24h", now_us - DAY_US, now_us)
     with visit.service.reading(mine) as connection:
         totals = tenant_totals(connection, tenant=mine)
         known = {row.tenant: row.held_blocks for row in totals if row.held_blocks is not None}
-        held = None if len(known) < len(totals) else charts.custody(connection, day, known, mine)
-        hits, refused = charts.hits(connection, day, mine), charts.denied(connection, day, mine)
-        judged = period(connection, day.since_us, day.until_us, tenant=mine)
+        times = Timeline.of(visit, connection, chosen, mine)
+        held = None if len(known) < len(totals) else charts.custody(connection, times, known)
+        hits, refused = charts.hits(connection, times), charts.denied(connection, times)
+        avoided = charts.avoided(connection, times)
+        covered, _ = CoverageOverTime.of(visit, connection, chosen, times).charts()
     attached, written = (sum(value or 0 for value in series.values) for series in hits.series)
     denied = sum(int(value or 0) for series in refused.series for value in series.values)
     why = "" if held is not None else "unknown while a process with lost leaves runs (see its gaps)"
-    covered, _ = charts.coverage(judged, day)
-    return _Day(
-        held, hits, refused, covered, sum(known.values()), denied, (int(attached), int(attached + written)), why
+    return _OverTime(
+        held,
+        hits,
+        avoided,
+        refused,
+        covered,
+        sum(known.values()),
+        denied,
+        (int(attached), int(attached + written)),
+        why,
     )
 
 
-def _sparks(day: _Day) -> dict[str, Sequence[float | None]]:
-    """Return the values of the tiles' sparklines by tile, one for each hour."""
+def _sparks(day: _OverTime) -> dict[str, Sequence[float | None]]:
+    """Return the values of the tiles' sparklines by tile, one for each bucket."""
     covered, rest = (series.values for series in day.coverage.series)
     found, computed = (series.values for series in day.hits.series)
     return {

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from kvcustody.console.web.page_request import PageRequest, redirect
 from kvcustody.console.web.pages.policy_status import known_policy, read_policy_status, release_of
-from kvcustody.console.web.source_listing import DiffLine, Line, lines_of, text_diff
+from kvcustody.console.web.source_listing import DiffLine, Line, lines_of, marked, text_diff
 from kvcustody.errors import PolicyError
 from kvcustody.governance.api.models.policies import SimulationRequest
 from kvcustody.governance.api.operations.policy_release import enforcement_on_record
@@ -196,7 +196,7 @@ def _checked(visit: PageRequest, document: str) -> Checked:
     text = None if known is None or known.policy is None else text_diff(known.policy.source, document)
     report, wrong = _tested(visit, draft)
     return Checked(
-        lines_of(document, warnings, "doubt"),
+        marked(lines_of(document, warnings, "doubt")),
         (),
         warnings,
         work.call(tasks.proved, draft),

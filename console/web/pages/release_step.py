@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
+from kvcustody.console.web.form_errors import FieldError
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.errors import PolicyError
 from kvcustody.governance.release import activation_gates as gates
@@ -89,9 +90,10 @@ def _body(
 
 
 def _proposed(visit: PageRequest, state: ReleaseState, at_us: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    days = visit.number("days") or 365
+    days = visit.number("days")
+    days = 365 if days is None else days
     if not 1 <= days <= _DAYS_MAX:
-        raise ProblemError("invalid", f"`days` is from 1 to {_DAYS_MAX}")
+        raise FieldError({"days": f"use from 1 to {_DAYS_MAX} days"})
     restored = visit.number("restores") or 0
     document = _find(state, restored).document if restored else visit.document("source")
     try:
@@ -111,7 +113,7 @@ def _proposed(visit: PageRequest, state: ReleaseState, at_us: int) -> tuple[dict
         "revision": manifest.revision,
         "manifest": manifest.form(),
         "document": document,
-        "note": visit.text("note") or "",
+        "note": _reason(visit, "note"),
         "restores": restored,
     }
     return body, manifest.form()
@@ -144,7 +146,15 @@ def _revoked(visit: PageRequest, state: ReleaseState) -> dict[str, Any]:
     owners = state.owners(source)
     if not owners or not (visit.may(Permission.NARROW_POLICY) or owners == {visit.caller.tenant}):
         raise not_found()
-    return {"ids": [source], "reason": visit.text("reason") or ""}
+    return {"ids": [source], "reason": _reason(visit, "reason")}
+
+
+def _reason(visit: PageRequest, name: str) -> str:
+    """Return why a step is taken, which stays on record."""
+    text = visit.text(name)
+    if text is None:
+        raise FieldError({name: "say why: this stays on record"})
+    return text
 
 
 def _proposal(visit: PageRequest, state: ReleaseState) -> Proposal:

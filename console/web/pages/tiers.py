@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 from starlette.responses import Response
 
 from kvcustody.audit.evidence.copies.transfers import TransferTime, tiers_over_time
-from kvcustody.console.render.charts import Figure, rows
-from kvcustody.console.render.number_format import time_text
-from kvcustody.console.render.time_chart import Buckets, TimeChart
+from kvcustody.console.render.time_chart import Buckets, ChartSeries, NameChart, TimeChart
 from kvcustody.console.tier.wording import lines_of, predicted_text
-from kvcustody.console.web.charts import PagePeriod, from_rows, period_of
+from kvcustody.console.web.charts import Timeline, from_rows, period_of
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.governance.api.operations import tiers as tiers_api
 from kvcustody.governance.api.operations.tiers import whose
@@ -54,9 +52,9 @@ def show(visit: PageRequest) -> Response:
     visit.record("consoleTiers", tenant=tenant)
     chosen = period_of(visit)
     since_us, until_us = chosen.since_us, chosen.until_us
-    width_us = Buckets.of(since_us, until_us).width_us
     with visit.service.reading(tenant) as connection:
-        shown = tiers_over_time(connection, since_us, until_us, width_us, tenant=tenant)
+        buckets = Timeline.of(visit, connection, chosen, tenant).for_rows(chosen)
+        shown = tiers_over_time(connection, since_us, until_us, buckets.width_us, tenant=tenant)
     tiers = tiers_api.tier_items(shown.tiers)
     summed = [row for tier in tiers for row in tier["transfers"]]
     cursor = visit.text("cursor", 1024)
@@ -73,7 +71,7 @@ def show(visit: PageRequest) -> Response:
         sized=[(row, one) for row in summed for one in row["sizes"]],
         restores=_restores(summed),
         net_us=sum(one["net_us"] for one in tiers),
-        charts=_over_time(chosen, shown.times),
+        charts=_over_time(buckets, shown.times),
         predicted=_predicted(summed),
         workers=_workers(visit),
         listed=listed,
@@ -103,28 +101,33 @@ def _restores(summed: list[dict[str, Any]]) -> dict[str, Any]:
     return sums | {"saved_us": sum(row["saved_us"] for row in mine), "latency_us": latency}
 
 
-def _over_time(chosen: PagePeriod, moved: Sequence[TransferTime]) -> list[TimeChart]:
+def _over_time(buckets: Buckets, moved: Sequence[TransferTime]) -> list[TimeChart]:
     """Return blocks stored and restored, and the time that restores saved against what stores took."""
     counts = [(f"{row.action}d", row.at_us, row.blocks) for row in moved]
-    blocks = from_rows(chosen, "Blocks moved", "count", ("stored", "restored"), lambda _: counts)
+    blocks = from_rows(buckets, "Blocks moved", "count", ("stored", "restored"), lambda _: counts)
     names = {"restore": "saved by restores", "store": "spent on stores"}
     times = [
         (names[row.action], row.at_us, row.saved_us if row.action == "restore" else row.measured_us) for row in moved
     ]
-    return [blocks, from_rows(chosen, "Time saved and spent", "duration", names.values(), lambda _: times)]
+    return [blocks, from_rows(buckets, "Time saved and spent", "duration", names.values(), lambda _: times)]
 
 
-def _predicted(summed: list[dict[str, Any]]) -> Figure:
+def _predicted(summed: list[dict[str, Any]]) -> NameChart:
     """Return the total predicted and measured time of the transfers that had a prediction."""
-    names: list[str] = []
-    values: list[list[int]] = []
-    for row in summed:
-        if row["predicted"]:
-            names += [f"{row['tier']}, {row['action']}s", ""]
-            values += [[row["predicted_us"], 0], [0, row["predicted_actual_us"]]]
-    notes = [time_text(sum(one)) for one in values]
-    legend = [("predicted", 1), ("measured", 2)]
-    return rows("Time of transfers, predicted and measured", names, values, legend, notes)
+    rows = [row for row in summed if row["predicted"]]
+    series = (
+        ChartSeries("predicted", [row["predicted_us"] for row in rows], 1),
+        ChartSeries("measured", [row["predicted_actual_us"] for row in rows], 2),
+    )
+    return NameChart(
+        "Time of transfers, predicted and measured",
+        "duration",
+        "Transfers",
+        [f"{row['tier']}, {row['action']}s" for row in rows],
+        series,
+        across=True,
+        grouped=True,
+    )
 
 
 def _explained(visit: PageRequest, tenant: str | None, residency: int) -> list[dict[str, Any]]:

@@ -11,8 +11,11 @@ async function follow(element) {
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById(element.id);
     if (fresh === null) return;
     const next = document.importNode(fresh, true);
+    const opened = [...element.querySelectorAll("details")].map((part) => part.open);
+    next.querySelectorAll("details").forEach((part, place) => { part.open = opened[place] ?? part.open; });
     element.replaceWith(next);
     element = next;
+    document.dispatchEvent(new Event("refreshed"));
   }
 }
 

@@ -9,8 +9,11 @@ const PKCS8_ED25519 = Uint8Array.of(0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x
 
 const AFTER = { consented: "/console/policy/consents", revoked: "/console/grants" };
 
-class Refused extends Error {}
-const must = (holds, why) => { if (!holds) throw new Refused(why); };
+// `wrong` says what is wrong by field of the form; what belongs to no field stands under "".
+class Refused extends Error {
+  constructor(why, wrong = { "": why }) { super(why); this.wrong = wrong; }
+}
+const must = (holds, why, field = "") => { if (!holds) throw new Refused(why, { [field]: why }); };
 
 // RFC 8785 without floats: keys in order, no white space.
 export function canonical(value) {
@@ -26,11 +29,11 @@ const toBase64 = (bytes) => btoa(String.fromCharCode(...new Uint8Array(bytes)));
 
 // The text of a key file: PRIVATE+KEY+name+id+base64(type ‖ seed); type 1 is Ed25519.
 async function openKey(file) {
-  must(file !== undefined && file.size > 0 && file.size <= 1024, "choose your key file");
+  must(file !== undefined && file.size > 0 && file.size <= 1024, "choose your key file", "key");
   const found = /^PRIVATE\+KEY\+([^+\s]+)\+[0-9a-f]{8}\+([A-Za-z0-9+/]+=*)\n?$/.exec(await file.text());
-  must(found !== null, "this is not a private key of kvcustody; its public half ends in .pub");
+  must(found !== null, "this is not a private key of kvcustody; its public half ends in .pub", "key");
   const secret = Uint8Array.from(atob(found[2]), (char) => char.charCodeAt(0));
-  must(secret.length === 33 && secret[0] === 1, "this key is not an Ed25519 key");
+  must(secret.length === 33 && secret[0] === 1, "this key is not an Ed25519 key", "key");
   const wrapped = new Uint8Array(PKCS8_ED25519.length + 32);
   wrapped.set(PKCS8_ED25519);
   wrapped.set(secret.subarray(1), PKCS8_ED25519.length);
@@ -70,7 +73,7 @@ async function ask(url, options, csrf) {
   if (answer.ok) return answer.json();
   if (type.includes("json")) {
     const problem = await answer.json();
-    throw new Refused(problem.detail ?? problem.title);
+    throw new Refused(problem.detail ?? problem.title, problem.wrong);
   }
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   throw new Refused(page.querySelector("main .notice.bad")?.textContent ?? `the service answered with ${answer.status}`);
@@ -81,6 +84,44 @@ const words = (text) => text.split("`").map((part, place) => {
   if (place % 2 === 0) return part;
   return Object.assign(document.createElement("code"), { textContent: part });
 });
+
+// Each fault at its field, with the remedy; what was typed stays. Faults of no field that is shown are returned.
+function mark(form, wrong) {
+  for (const old of form.querySelectorAll(".wrong-field")) old.remove();
+  for (const field of form.querySelectorAll("[aria-invalid]")) {
+    field.removeAttribute("aria-invalid");
+    field.removeAttribute("aria-describedby");
+  }
+  const rest = [];
+  let first = null;
+  for (const [name, text] of Object.entries(wrong)) {
+    const field = name === "" ? null : form.querySelector(`label [name="${CSS.escape(name)}"]`);
+    if (field === null) { rest.push(text); continue; }
+    const fault = document.createElement("span");
+    fault.className = "wrong-field";
+    fault.id = `${form.dataset.sign}-${name}-wrong`;
+    fault.setAttribute("role", "alert");
+    fault.replaceChildren(...words(text));
+    field.after(fault);
+    field.setAttribute("aria-invalid", "true");
+    field.setAttribute("aria-describedby", fault.id);
+    first ??= field;
+  }
+  first?.focus();
+  return rest.join("; ");
+}
+
+// What a browser would say in bubbles, one at a time, stands at the fields instead, all at once.
+function checkFilled(form) {
+  const wrong = {};
+  for (const field of form.querySelectorAll("[required]")) {
+    if (!field.value.trim()) wrong[field.name] = field.type === "file" ? "choose your key file" : "fill this in";
+  }
+  for (const field of form.querySelectorAll("input[type=number]")) {
+    if (!field.checkValidity()) wrong[field.name] = `use a whole number from ${field.min} to ${field.max}`;
+  }
+  if (Object.keys(wrong).length) throw new Refused("not accepted yet", wrong);
+}
 
 async function take(form, say) {
   must(crypto.subtle !== undefined, "this browser signs nothing on this address; use TLS or localhost");
@@ -104,17 +145,21 @@ async function take(form, say) {
 }
 
 for (const form of document.querySelectorAll("form[data-sign]")) {
+  form.noValidate = true;
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     const button = form.querySelector("button"), result = form.querySelector(".sign-result");
     const say = (text, mark = "") => { result.replaceChildren(...words(text)); result.className = `sign-result ${mark && `notice ${mark}`}`; };
     button.disabled = true;
+    mark(form, {});
     try {
+      checkFilled(form);
       const revision = await take(form, say);
       say("Done.", "good");
       location.assign(AFTER[form.dataset.sign] ?? `/console/policy/${revision}`);
     } catch (error) {
-      say(error instanceof Refused ? error.message : `it could not be signed: ${error.message}`, "bad");
+      const rest = error instanceof Refused ? mark(form, error.wrong) : `it could not be signed: ${error.message}`;
+      say(rest, rest && "bad");
       button.disabled = false;
     }
   });

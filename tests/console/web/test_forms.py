@@ -78,7 +78,8 @@ def test_the_fleet_page_shows_where_workers_tell_of_their_blocks(
     world.service.fleet.heard("worker", world.worker.incarnation, status=said | events)
     page = client("operator").get("/console/fleet").text
     [row] = [row for row in rows_of(page, "Workers") if row[0] == "worker"]
-    assert row[3:] == [*shown, "3", "1,090 of 4,096"] and "3 running" in page
+    assert row[3:] == [*shown, "3", "1,090 of 4,096"]
+    assert ["worker", "90", "1,000", "3,006"] in rows_of(page, "Blocks by worker")
     assert client("tenant-viewer@acme").get("/console/fleet").status_code == 403
 
 
@@ -96,7 +97,9 @@ def test_an_operator_asks_a_worker_for_a_scan(world: World, client: SignIn) -> N
     ):
         assert person.post("/console/health/scan", data=form).status_code == status
     assert operator.post("/console/health/scan", data=asked).status_code == 303, "once more, while it waits"
-    assert operator.post("/console/health/scan", data=asked | {"worker": "nobody"}).status_code == 404
+    refused = operator.post("/console/health/scan", data=asked | {"worker": "nobody"})
+    assert refused.status_code == 404 and "No scan of nobody:" in refused.text
+    assert "Scans of workers" in refused.text, "on the page that has the form"
     page = auditor.get("/console/health").text
     [row] = rows_of(page, "Scans of workers")
     assert row[:3] == ["worker", "waiting", "operator"] and row[5:] == ["–", "–"]

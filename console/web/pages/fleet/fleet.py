@@ -11,8 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from starlette.responses import Response
 
-from kvcustody.console.render.charts import Figure, rows
-from kvcustody.console.render.number_format import count
+from kvcustody.console.render.time_chart import ChartSeries, NameChart
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.governance.service.access.roles import Permission, Role
 from kvcustody.governance.service.fleet.workers import WorkerRun
@@ -65,17 +64,15 @@ def told_at(status: Mapping[str, Any]) -> list[ToldAt]:
     ]
 
 
-def _memory(workers: Sequence[WorkerRun]) -> Figure:
-    """Return each worker's blocks by use, with its queue."""
+def _memory(workers: Sequence[WorkerRun]) -> NameChart:
+    """Return each worker's blocks by use."""
     drawn = [one for one in workers if one.status.get("blocks.total")][:_DRAWN_MAX]
     values = []
     for one in drawn:
         total, active, cached = (int(one.status.get(f"blocks.{name}", 0)) for name in ("total", "active", "cached"))
-        values.append([active, cached, max(0, total - active - cached)])
-    return rows(
-        "Blocks by worker",
-        [one.worker for one in drawn],
-        values,
-        [("of running requests", 1), ("cached", 2), ("neither", 3)],
-        [f"{count(int(one.status.get('running', 0)))} running" for one in drawn],
+        values.append((active, cached, max(0, total - active - cached)))
+    series = tuple(
+        ChartSeries(name, [value[place] for value in values], colour)
+        for place, (name, colour) in enumerate((("of running requests", 1), ("cached", 2), ("neither", 5)))
     )
+    return NameChart("Blocks by worker", "count", "Worker", [one.worker for one in drawn], series, across=True)

@@ -11,11 +11,9 @@ from typing import Any
 from starlette.responses import Response
 
 from kvcustody.audit.evidence.routes.route_receipts import RoutePeriod, tokens_over_time
-from kvcustody.console.render.charts import Figure, rows
-from kvcustody.console.render.number_format import count
-from kvcustody.console.render.time_chart import Buckets, TimeChart
+from kvcustody.console.render.time_chart import Buckets, ChartSeries, NameChart, TimeChart
 from kvcustody.console.routes.print_routes import decimal, kept, percent
-from kvcustody.console.web.charts import PagePeriod, from_rows, period_of
+from kvcustody.console.web.charts import PagePeriod, Timeline, from_rows, period_of
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.governance.api.operations.routing import route_receipts as routes_api
 from kvcustody.governance.service.access.roles import Permission
@@ -72,7 +70,7 @@ def _over_time(visit: PageRequest, chosen: PagePeriod, tenant: str | None) -> Ti
 
     def read(buckets: Buckets) -> list[tuple[str, int, int]]:
         with visit.service.reading(tenant) as connection:
-            span = chosen.since_us, chosen.until_us, buckets.width_us
+            span = buckets.starts_us[0], chosen.until_us, buckets.width_us
             return [
                 part
                 for row in tokens_over_time(connection, *span, tenant=tenant)
@@ -82,19 +80,16 @@ def _over_time(visit: PageRequest, chosen: PagePeriod, tenant: str | None) -> Ti
                 )
             ]
 
-    return from_rows(chosen, "Prompt tokens at workers", "count", ("found", "computed"), read)
+    with visit.service.reading(tenant) as connection:
+        buckets = Timeline.of(visit, connection, chosen, tenant).for_rows(chosen)
+    return from_rows(buckets, "Prompt tokens at workers", "count", ("found", "computed"), read)
 
 
-def _map(workers: list[dict[str, Any]]) -> Figure:
-    """Return each worker's prompt tokens, found there and computed, with other known figures."""
+def _map(workers: list[dict[str, Any]]) -> NameChart:
+    """Return each worker's prompt tokens, found there and computed."""
     shown = sorted(workers, key=lambda one: -one["prompt_tokens"])[:_SHOWN_MAX]
-    return rows(
-        "Prompt tokens by worker",
-        [one["worker"] for one in shown],
-        [[one["found_tokens"], one["prompt_tokens"] - one["found_tokens"]] for one in shown],
-        [("found", 1), ("computed", 2)],
-        [
-            f"{percent(one['locality'])}, queue {decimal(one['queue_mean'])}, {count(one['free_blocks_last'])} free"
-            for one in shown
-        ],
-    )
+    found = [one["found_tokens"] for one in shown]
+    computed = [one["prompt_tokens"] - one["found_tokens"] for one in shown]
+    series = (ChartSeries("found", found, 1), ChartSeries("computed", computed, 2))
+    names = [one["worker"] for one in shown]
+    return NameChart("Prompt tokens by worker", "count", "Worker", names, series, across=True)

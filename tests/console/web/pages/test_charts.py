@@ -83,6 +83,46 @@ def test_a_drag_narrows_the_page(judged: World, sign_in: Callable[..., Any]) -> 
     assert "since" not in page.url
 
 
+def test_a_drag_narrows_the_overview(judged: World, sign_in: Callable[..., Any]) -> None:
+    page = sign_in("auditor")
+    figure = chart(page, "Blocks of prompts")
+    figure.scroll_into_view_if_needed()
+    box = figure.locator(".u-over").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.55, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.95, box["y"] + 60, steps=8)
+    page.mouse.up()
+    page.wait_for_url(re.compile(r"/console/\?since=.+until="))
+    assert page.get_by_role("heading", name="The chosen period").count() == 1
+    assert page.locator(".tile", has_text="requests denied in the chosen period").count() == 1
+
+
+def test_a_chart_by_name_says_what_its_table_says(judged: World, sign_in: Callable[..., Any]) -> None:
+    """Bars that lie across, on a page that refreshes itself: what a click has hidden stays hidden."""
+    status = {"blocks.total": 4096.0, "blocks.active": 90.0, "blocks.cached": 1000.0, "running": 3.0}
+    judged.service.fleet.heard("worker", judged.worker.incarnation, status=status)
+    page = sign_in("operator")
+    page.goto("/console/fleet")
+    figure = chart(page, "Blocks by worker")
+    box = figure.locator(".u-over").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] / 2)
+    tip = figure.locator(".tip")
+    tip.wait_for(state="visible")
+    assert tip.locator("b, span").all_inner_texts() == [
+        "worker",
+        "of running requests: 90",
+        "cached: 1,000",
+        "neither: 3,006",
+    ]
+    figure.get_by_role("button", name="cached").click()
+    figure.locator("summary").click()
+    before = page.locator("#now").element_handle()
+    page.wait_for_function("before => !before.isConnected", arg=before)
+    figure.locator("canvas").wait_for()
+    assert figure.get_by_role("button", name="cached").get_attribute("aria-pressed") == "false"
+    assert figure.locator("tbody tr").first.is_visible(), "what was open is open"
+
+
 def test_no_data_is_hatched_and_is_not_zero(judged: World, sign_in: Callable[..., Any]) -> None:
     page = sign_in("auditor")
     page.goto("/console/deletion")

@@ -7,7 +7,7 @@ import re
 import httpx
 import pytest
 
-from kvcustody.console.web.source_listing import DiffLine, text_diff
+from kvcustody.console.web.source_listing import DiffLine, Line, marked, text_diff
 from standins.console.web_world import World, policy_source
 
 CASES = """\
@@ -48,7 +48,7 @@ def test_cases_that_cannot_be_read_are_said_with_their_line(world: World) -> Non
 
 def test_recorded_requests_are_decided_again_only_where_that_is_asked_for(world: World) -> None:
     page = checked(world, source=policy_source(), simulate="1")
-    assert '<caption class="hidden">Simulation</caption>' in page and '<td class="left">acme</td>' in page
+    assert '<caption class="hidden">Simulation</caption>' in page and '<td class="left tenant">acme</td>' in page
     assert "<h2>Simulation</h2>" not in checked(world, source=policy_source())
 
 
@@ -68,3 +68,9 @@ def test_a_comparison_of_texts() -> None:
         DiffLine("added", "end"),
     ]
     assert text_diff("x", "y\n" * 6_000) is None
+
+
+def test_what_may_not_be_meant_is_shown_with_the_lines_around_it() -> None:
+    lines = [Line(number, f"line {number}", "doubt" if number in (3, 20) else "", ()) for number in range(1, 31)]
+    assert [line.number for line in marked(lines)] == [1, 2, 3, 4, 5, 18, 19, 20, 21, 22]
+    assert marked(lines[3:19]) == [], "nothing is marked"

@@ -6,6 +6,7 @@ import html
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from kvcustody.governance.release.release_desk import ReleaseWorkflow
 from kvcustody.governance.release.signer import open_signer
 from kvcustody.governance.release.store import SqlStore
-from standins.console.web_world import World, policy_source
+from standins.console.web_world import World, policy_source, write_draft
 
 Visitor = Callable[[str], httpx.Client]
 FORMS = {  # the page, the form's path after it, who, what is sent, the field at fault, the remedy
@@ -133,3 +134,77 @@ def test_after_approving_there_is_no_approving(world: World, visitor: Visitor) -
     desk.activate(number, approver)
     page = person.get(place).text
     assert "Sign and approve" not in page and "Sign and activate" not in page
+
+
+SIGNED = {  # the step, who, what is sent, the field at fault, the remedy
+    "no reason of a proposal": ("proposed", "author", {"note": " ", "days": "30"}, "note", "say why"),
+    "no days": ("proposed", "author", {"note": "x", "days": "0"}, "days", "use from 1 to 3660 days"),
+    "days that are no number": ("proposed", "author", {"note": "x", "days": "many"}, "days", "write digits alone"),
+    "no reason of a withdrawal": ("revoked", "tenant-admin@acme", {"id": "labs-reads-acme"}, "reason", "say why"),
+    "a document with problems": ("proposed", "author", {"note": "x", "source": "name: x"}, "", "check it first"),
+}
+
+
+@pytest.mark.parametrize("case", SIGNED)
+def test_a_signed_step_says_its_fault_by_field(world: World, visitor: Visitor, case: str) -> None:
+    step, who, sent, field, remedy = SIGNED[case]
+    world.release()
+    assert world.keys[who]
+    person = visitor(who)
+    token = person.get("/console/").text.partition('name="csrf" content="')[2].partition('"')[0]
+    headers = {"X-CSRF-Token": token, "Origin": world.url}
+    given = {"step": step, "source": policy_source()} | sent
+    answer = person.post("/console/policy/step", data=given, headers=headers)
+    assert answer.status_code == 422 and list(answer.json()["wrong"]) == [field], answer.text
+    assert remedy in answer.json()["wrong"][field]
+    whole = given | {"note": "why", "days": "30", "reason": "why", "source": policy_source()}
+    assert person.post("/console/policy/step", data=whole, headers=headers).status_code == 200, "control"
+
+
+@pytest.mark.parametrize("act", ["keep", "revoke"])
+def test_a_refused_key_button_says_so_beside_it(world: World, visitor: Visitor, act: str) -> None:
+    assert world.keys["auditor"] and world.keys["key-custodian"]
+    person = visitor("key-custodian")
+    place = "/console/principals?name=auditor"
+    page = person.get(place).text
+    assert "wrong-field" not in page, "control"
+    token = page.partition('name="csrf" value="')[2].partition('"')[0]
+    [prefix] = {*re.findall(r'name="prefix" value="(\w+)"', page)}
+    sent = {"csrf": token, "name": "auditor", "prefix": prefix if act == "keep" else "0" * 12}
+    answer = person.post(f"/console/principals/{act}", data=sent)
+    assert answer.status_code == (409 if act == "keep" else 404)
+    assert "<h2>auditor</h2>" in answer.text, "the page that has the button"
+    if act == "keep":
+        row = next(row for row in answer.text.split("<tr>") if f'value="{prefix}"' in row)
+        assert "stands alone already" in row.partition("wrong-field")[2]
+    else:
+        assert f"Key {'0' * 12}:" in text(answer.text)
+
+
+@pytest.mark.system("a form that is signed in the browser shows a fault away from its field, or loses what was typed")
+def test_a_signed_form_shows_each_fault_at_its_field(world: World, sign_in: Callable[..., Any]) -> None:
+    page = sign_in("author")
+    page.goto("/console/policy/draft")
+    write_draft(page, policy_source())
+    page.get_by_role("button", name="Check").click()
+    form = page.locator("form[data-sign=proposed]")
+    form.get_by_label("Valid for days").fill("9999")
+    button = form.get_by_role("button", name="Sign and propose")
+    button.click()
+    assert form.locator(".wrong-field").all_inner_texts() == [
+        "fill this in",
+        "use a whole number from 1 to 3660",
+        "choose your key file",
+    ]
+    assert (
+        form.locator("[aria-invalid=true]").count() == 3 and form.get_by_label("Valid for days").input_value() == "9999"
+    )
+    note = form.get_by_label("Why, for the record")
+    note.fill("for <b>labs</b>")
+    form.get_by_label("Valid for days").fill("30")
+    form.get_by_label("Your signing key").set_input_files({"name": "x.key", "mimeType": "text/plain", "buffer": b"x"})
+    button.click()
+    fault = form.locator("label", has_text="Your signing key").locator(".wrong-field")
+    fault.wait_for()
+    assert "not a private key" in fault.inner_text() and form.locator(".wrong-field").count() == 1
+    assert note.input_value() == "for <b>labs</b>"

@@ -12,5 +12,5 @@ def rows_of(page: str, caption: str) -> list[list[str]]:
     body = table.split("</thead>")[1].split("</table>")[0]
     return [
         [html.unescape(re.sub(r"<[^>]*>", "", cell)).strip() for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)]
-        for row in re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL)
+        for row in re.findall(r"<tr\b[^>]*>(.*?)</tr>", body, re.DOTALL)
     ]
