@@ -63,6 +63,8 @@ def function_of(command: Command) -> Callable[..., None]:
             elif command.paged and follow["all_pages"]:
                 answer = every_page(asker, command.operation, values, answer)
         presenter = PRESENTERS.get(command.operation)
+        if out is not None and presenter is not None and presenter.content:
+            answer = answer._replace(body=orjson.loads(answer.body)[presenter.content].encode())
         if presenter is None or as_json or out is not None:
             tell(answer, as_json, None if command.job else out)
         else:

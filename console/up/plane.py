@@ -33,12 +33,20 @@ class RunningPlane(NamedTuple):
     folder: Path
     listen: str
     ledger: str
-    policy: Policy
 
     @property
     def url(self) -> str:
         """The URL of the console and the API."""
         return f"http://{self.listen}"
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in effect, read anew.
+
+        Raises:
+            CustodyError: workers disagree, or its document is not known.
+        """
+        return self.service.policies_in_effect().the_table(None).policy
 
     @property
     def link(self) -> str:
@@ -165,5 +173,4 @@ def open_plane(
     opened.enter_context(served(service, stop))
     ledger = read_signing_key(settings.signing_key_path).verifier
     opened.enter_context(witnessed(service, place / "witness", ledger))
-    policy = service.policies_in_effect().the_table(None).policy
-    return RunningPlane(service, place, settings.listen, database_place(str(settings.database_url)).masked(), policy)
+    return RunningPlane(service, place, settings.listen, database_place(str(settings.database_url)).masked())

@@ -30,7 +30,7 @@ def test_a_second_start_opens_no_second_cases_and_schedule(world: World) -> None
     """The control is the first start, which makes both."""
     spec = WorkloadSpec(tenants=2, conversations=20)
     for _ in range(2):
-        office = Office(world.service, spec, ["acme", "labs"], "worker")
+        office = Office(world.service, spec, lambda label: ["acme", "labs"][label.tenant], "worker")
         office.open_cases()
         office.make_report()
         with world.service.reading() as connection:

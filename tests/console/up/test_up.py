@@ -235,5 +235,5 @@ def test_enter_is_offered_on_a_terminal_only(
 ) -> None:
     monkeypatch.setattr(RunningPlane, "link", "http://127.0.0.1/link")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: is_terminal)
-    RunningPlane(None, Path(), "127.0.0.1:1", "", None).tell()  # type: ignore[arg-type]
+    RunningPlane(None, Path(), "127.0.0.1:1", "").tell()  # type: ignore[arg-type]
     assert ("Enter prints another" in capsys.readouterr().out) is is_terminal
