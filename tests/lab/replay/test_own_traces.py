@@ -231,6 +231,19 @@ def test_equal_prompts_of_a_log_have_equal_blocks(tmp_path: Path) -> None:
     assert old.input_tokens == text.input_tokens == len(PROMPT) // 4 and text.output_tokens == 5
 
 
+def test_a_log_of_another_layout_has_whole_dates(tmp_path: Path) -> None:
+    """A program around vLLM logs through its own configuration; a line's own time counts before a collector's."""
+    rest = f"prompt: {PROMPT!r}, params: SamplingParams(n=1), prompt_token_ids: None, lora_request: None."
+    log = lines(
+        f"2025-12-31 23:59:59.250 1647689 wrapper.trace Received request chatcmpl-1: {rest}",
+        f"2026-01-01T00:00:01,500 1647689 wrapper.trace Received request chatcmpl-2: {rest}",
+    )
+    first, second = read(tmp_path / "t", log)
+    assert (first.at_us, second.at_us) == (0, 2_250_000) and first.blocks.tolist() == second.blocks.tolist()
+    collected = "".join(f"[2026-08-12T08:42:31Z] {line}\n" for line in VLLM_OLD.splitlines())
+    assert [r.at_us for r in read(tmp_path / "c", collected)] == [r.at_us for r in read(tmp_path / "o", VLLM_OLD)]
+
+
 def test_a_conversation_is_a_request_for_each_answer(tmp_path: Path) -> None:
     first, second = read(tmp_path / "t", FILES["sharegpt"][1])
     assert (first.turn, second.turn, second.session) == (0, 1, "a_0")
