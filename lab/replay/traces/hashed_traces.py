@@ -259,9 +259,9 @@ class KvCacheTester:
     """kv-cache-tester sessions as published: one JSON file a session (or a folder of them).
 
     Each request lists its whole chain in `hash_ids`; sub-agents nest their own `requests`, whose `t` counts from the
-    sub-agent's own. Ids are global across files when `hash_id_scope` says so, else they are local to the file and kept apart here. Request
-    entries that are repeated as a streaming and a non-streaming pair are read as two requests: the published
-    file is not edited.
+    sub-agent's own. Ids are global across files when `hash_id_scope` says so, else they are local to the file and
+    kept apart here. Request entries that are repeated as a streaming and a non-streaming pair are read as two
+    requests: the published file is not edited.
     """
 
     block_tokens = 64
