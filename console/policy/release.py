@@ -35,7 +35,6 @@ from kvcustody.governance.release.record import read_stage
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
 from kvcustody.governance.service.operations.parameter_groups import grouped
 from kvcustody.policies.workbench.request import instant
-from kvcustody.times import iso
 
 _Days = Annotated[int, typer.Option("--days", help="How long the revision is valid.", min=1, max=3650)]
 
@@ -56,10 +55,9 @@ def add_to(app: typer.Typer) -> None:
 
 def print_revision(answer: dict[str, Any]) -> None:
     """Print a revision: its facts, then its document as it was proposed."""
-    for name, value in answer.items():
-        if name != "document":
-            shown = iso(value) if name.endswith("_us") and value else value
-            say(f"{name.removesuffix('_us')}: {printable(str(shown))}")
+    from kvcustody.console.api.api_commands import show
+
+    show({name: value for name, value in answer.items() if name != "document"})
     say("")
     for line in answer["document"].splitlines():
         say(printable(line))
