@@ -35,6 +35,7 @@ from kvcustody.governance.release.record import read_stage
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
 from kvcustody.governance.service.operations.parameter_groups import grouped
 from kvcustody.policies.workbench.request import instant
+from kvcustody.times import moment_us, readable
 
 _Days = Annotated[int, typer.Option("--days", help="How long the revision is valid.", min=1, max=3650)]
 
@@ -283,9 +284,10 @@ def history(
     if at.as_json:
         print_json(steps_data | {"in_effect": effect})
         return
-    table = make_table("steps", "step", "at", "who", "what", "revision", "detail", left=6)
+    table = make_table("steps", "step", "at (UTC)", "who", "what", "revision", "detail", left=6)
     for row in steps_data["steps"]:
-        table.add_row(*(str(value) for value in row.values()))
+        shown = row | {"at": readable(moment_us(row["at"]))}
+        table.add_row(*(str(value) for value in shown.values()))
     stdout().print(table)
     staged = "" if state.staged is None else f"; revision {state.staged.revision} is staged for {state.stage}"
     revoked = f"; revoked: {', '.join(sorted(state.revoked))}" if state.revoked else ""
