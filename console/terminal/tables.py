@@ -26,14 +26,8 @@ class PlainTable(Table):
     """A table that shows its texts verbatim (rule 4 of `command`); highlighted cells are `Text`."""
 
     def __init__(self, title: str) -> None:
-        super().__init__(
-            title=Text(printable(title)) if title else None,
-            title_justify="left",
-            title_style="bold",
-            box=None,
-            header_style="dim",
-            padding=(0, _GAP, 0, 0),
-        )
+        super().__init__(box=None, header_style="dim", padding=(0, _GAP, 0, 0))
+        self.heading = Text(printable(title), "bold") if title else None
 
     def add_row(self, *cells: Any, **how: Any) -> None:
         """Add a row of texts."""
@@ -42,15 +36,15 @@ class PlainTable(Table):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Print the table whole, wrapped, or in parts (rules 1 to 3)."""
         needs = [_needed(console, options, column) for column in self.columns]
+        if self.heading is not None:  # not the table's own title, which would be wrapped to the table's width
+            yield self.heading
         if sum(need.maximum + _GAP for need in needs) <= options.max_width or any(
             column.no_wrap or column.width for column in self.columns
         ):
             yield from super().__rich_console__(console, options)
             return
-        for number, places in enumerate(_parts([need.minimum for need in needs], options.max_width)):
+        for places in _parts([need.minimum for need in needs], options.max_width):
             part = Table(box=None, header_style="dim", padding=(0, _GAP, 0, 0))
-            if number == 0:
-                part.title, part.title_justify, part.title_style = self.title, "left", "bold"
             widths = _widths([needs[place] for place in places], options.max_width)
             for place, width in zip(places, widths, strict=True):
                 column = self.columns[place]

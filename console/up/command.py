@@ -198,32 +198,22 @@ def check_engine(python: str) -> None:
         )
 
 
-def tour_of(plane: RunningPlane) -> list[tuple[str, str, str]]:
-    """Return five things to try: what each shows, its command, and its page."""
-    key = plane.folder / "keys" / "you.key"
-    server = f"--server {plane.url} --api-key-file {key}"
-    ledger = f"--ledger {plane.ledger}"
+def tour_of() -> list[tuple[str, str, str]]:
+    """Return five things to try: what each shows, its command (see `RunningPlane.environment`), and its page."""
     return [
-        ("what workers hold and find, live", f"kvcustody top {server}", "/console/custody"),
-        ("each event as it happens", f"kvcustody audit tail {ledger}", "/console/audit"),
-        (
-            "who was denied reuse, and by which rule",
-            f"kvcustody audit query --kind hit-counters {ledger}",
-            "/console/decisions",
-        ),
-        (
-            "erasures with their deadlines; one is missed on purpose",
-            f"kvcustody erasure list {ledger}",
-            "/console/erasures",
-        ),
-        ("whether anybody changed the ledger", f"kvcustody audit fsck {ledger}", "/console/reports"),
+        ("what workers hold and find, live", "kvcustody top", "/console/custody"),
+        ("each event as it happens", "kvcustody audit tail --follow", "/console/audit"),
+        ("who was denied reuse, and by which rule", "kvcustody custody denials", "/console/decisions"),
+        ("erasures with their deadlines; one is missed on purpose", "kvcustody erasure list", "/console/erasures"),
+        ("whether anybody changed the ledger", "kvcustody audit fsck", "/console/reports"),
     ]
 
 
 def _tell(running: _Up, as_json: bool, *, tour: bool) -> None:
     """Print the addresses and how to sign in; with `tour`, what to try."""
+    environment = running.plane.write_environment()
     if as_json:
-        more = [{"shows": shows, "command": command, "page": page} for shows, command, page in tour_of(running.plane)]
+        more = [{"shows": shows, "command": command, "page": page} for shows, command, page in tour_of()]
         print_json(running.plane.as_json() | ({"tour": more} if tour else {}))
         sys.stdout.flush()
         return
@@ -231,9 +221,11 @@ def _tell(running: _Up, as_json: bool, *, tour: bool) -> None:
     plane.tell()
     say(f"ledger    {running.plane.ledger}")
     say(f"keys      {running.plane.folder / 'keys'}   (you, author, owner: see docs/tutorials/first-ten-minutes.md)")
+    say(f"commands  . {environment}   (in another terminal: kvcustody's commands ask this demo)")
     if tour:
-        for number, (shows, command, page) in enumerate(tour_of(running.plane), 1):
+        for number, (shows, command, page) in enumerate(tour_of(), 1):
             say(f"\n{number}. {shows}\n   {command}\n   {running.plane.url}{page}")
-    say(f"a person  {plane.adds('NAME', 'auditor')}")
-    say(f"a tenant  {plane.adds('NAME', 'tenant-admin', 'TENANT')}")
+    say("\nto add a person, or somebody who acts for a tenant; each command prints a key that signs in:")
+    say(f"   {plane.adds('NAME', 'auditor')}")
+    say(f"   {plane.adds('NAME', 'tenant-admin', 'TENANT')}")
     say("Ctrl-C ends it.", flush=True)

@@ -21,7 +21,7 @@ from kvcustody.policies import library
 from kvcustody.policies.document.model import Policy
 from kvcustody.policies.reading.load_policy import load_policy
 from standins import builders
-from standins.console.start_up import PROGRAM, Started, start
+from standins.console.start_up import Started, start
 
 ACME = "  acme:           {group"
 BANK = "  northwind-bank: {quota: {guaranteed: 10%, cap: 25%}, scope: session, labels: {region: eu}}\n"
@@ -85,13 +85,8 @@ def test_the_worker_serves_a_tenant_that_came_after_its_start(tmp_path: Path) ->
 def blocks(running: Started) -> list[str]:
     """The commands of the tutorial's section, by block: what a reader types, with its placeholders filled in."""
     section = PAGE.read_text(encoding="utf-8").split("## Add a tenant to the policy")[1].split("\n## ")[0]
-    places = {
-        "http://127.0.0.1:PORT": running.said["url"].removesuffix("/console/"),
-        "FOLDER": running.said["folder"],
-        "kvcustody ": f"{PROGRAM} ",
-    }
     found = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
-    return [re.sub("|".join(places), lambda match: places[match[0]], block) for block in found]
+    return [block.replace("FOLDER", running.said["folder"]) for block in found]
 
 
 def typed(folder: Path, text: str) -> str:
