@@ -220,12 +220,12 @@ def _tell(running: _Up, as_json: bool, *, tour: bool) -> None:
     plane = running.plane
     plane.tell()
     say(f"ledger    {running.plane.ledger}")
-    say(f"keys      {running.plane.folder / 'keys'}   (you, author, owner: see docs/tutorials/first-ten-minutes.md)")
-    say(f"commands  . {environment}   (in another terminal: kvcustody's commands ask this demo)")
+    say(f"keys      {running.plane.folder / 'keys'}   (who has which: docs/tutorials/first-ten-minutes.md)")
+    say(f"commands  . {environment}   (once in another terminal)")
     if tour:
         for number, (shows, command, page) in enumerate(tour_of(), 1):
             say(f"\n{number}. {shows}\n   {command}\n   {running.plane.url}{page}")
-    say("\nto add a person, or somebody who acts for a tenant; each command prints a key that signs in:")
-    say(f"   {plane.adds('NAME', 'auditor')}")
-    say(f"   {plane.adds('NAME', 'tenant-admin', 'TENANT')}")
+    say("\nto add a person, or somebody who acts for a tenant (it prints a key that signs in):")
+    for command in (plane.adds("NAME", "auditor"), plane.adds("NAME", "tenant-admin", "TENANT")):
+        say(f"   {command.replace(str(plane.folder), '$UP')}")
     say("Ctrl-C ends it.", flush=True)
