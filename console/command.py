@@ -324,7 +324,8 @@ def tell_history(text: str, processes: Sequence[dict[str, Any]] = ()) -> None:
     """
     told = _MARKED.get(None)
     if told is None or not told.said:
-        say(f"note: {text}", file=sys.stderr)
+        head = ": ".join(text.split(": ", 2)[:2])  # without the processes, whose names take lines of a terminal
+        say(f"note: {head if sys.stderr.isatty() else text}", file=sys.stderr)
     _MARKED.set(_Marked(True, list(processes)))
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
 import re
+from contextlib import redirect_stderr
+from contextvars import copy_context
 
 import pytest
 from rich.console import Console
 from rich.text import Text
 
 from kvcustody.console.api.api_commands import shown_fields
-from kvcustody.console.command import make_table
+from kvcustody.console.command import make_table, tell_history
 from kvcustody.times import readable
 
 IDS = ("6832829fe76242d4b92a1373d3f3203a", "96176ff36acb4141815796fc4d735d44")
@@ -60,3 +64,15 @@ def test_moments_of_an_answer_are_shown_once_and_to_the_second() -> None:
     shown = shown_fields({"issued_us": moment, "issued": "2026-12-01T04:25:31.123456Z", "age_us": 90_000_000})
     assert shown == {"issued (UTC)": readable(moment), "age": "1.5 min"}
     assert shown_fields({"until_us": None, "names": ["a", "b"]}) == {"until (UTC)": "", "names": "a, b"}
+
+
+def test_the_note_about_demo_data_is_short_in_a_terminal_and_whole_elsewhere(capfd: pytest.CaptureFixture[str]) -> None:
+    whole = "Demo data: this ledger holds simulated traffic: gpu-0 389746a45ddd (simulated, 2026-12-01T04:07:23Z to -)."
+    copy_context().run(tell_history, whole)  # once a command
+    assert capfd.readouterr().err == f"note: {whole}\n"
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal, redirect_stderr(terminal):
+        copy_context().run(tell_history, whole)  # once a command
+        terminal.flush()
+        assert os.read(ours, 1000).decode().strip() == "note: Demo data: this ledger holds simulated traffic"
+    os.close(ours)
