@@ -215,7 +215,7 @@ def print_events(answer: dict[str, Any]) -> None:
     print_more(answer)
 
 
-def _print_leaves(found: list[dict[str, Any]]) -> None:
+def _print_leaves(listed: list[dict[str, Any]]) -> None:
     """Print one line per leaf: only its sentence is cut, at the terminal's width; `--json` has the whole leaf.
 
     A narrow terminal has no room for its log and index.
@@ -224,11 +224,11 @@ def _print_leaves(found: list[dict[str, Any]]) -> None:
     is_wide = console.width >= _WITH_INDEX
     more = "" if is_wide else f"; in a terminal of {_WITH_INDEX} columns with log and index"
     names = ("time (UTC)", "log", "idx", "what happened") if is_wide else ("time (UTC)", "what happened")
-    table = make_table(several(len(found), "leaf") + more, *names, left=4)
+    table = make_table(several(len(listed), "leaf") + more, *names, left=4)
     for column in table.columns:
         column.no_wrap, column.overflow = True, "ellipsis"
     table.expand, table.columns[-1].ratio = console.is_terminal, 1
-    for one in found:
+    for one in listed:
         place = (one["log"], str(one["idx"])) if is_wide else ()
         table.add_row(readable(one["at_us"]), *place, sentence_of(one["event"]))
     console.print(table, markup=False)

@@ -112,16 +112,16 @@ def test_every_page_in_a_browser(started: tuple[Started, Path, httpx.Client]) ->
 
 @pytest.mark.system("a command or a page of the tour fails")
 def test_each_step_of_the_tour_works(started: tuple[Started, Path, httpx.Client]) -> None:
-    made, _, client = started
-    assert len(made.said["tour"]) == 5
-    for step in made.said["tour"]:
+    running, _, client = started
+    assert len(running.said["tour"]) == 5
+    for step in running.said["tour"]:
         assert rendered(client, step["page"])
         words = shlex.split(step["command"])
         more = ["--once"] if words[1] == "top" else []
         words = [word for word in words if word != "--follow"]
         done = subprocess.run(
             [PROGRAM, *words[1:], *more],
-            env=os.environ | made.said["environment"],
+            env=os.environ | running.said["environment"],
             capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
         assert done.returncode in (0, 1) and done.stdout and "error" not in done.stderr, (step, done.stderr)
