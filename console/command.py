@@ -44,6 +44,11 @@ EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 _TYPED = "kvcustody.typed"  # in a context's `meta`: the words of the command line
 _NUMBER_MAX = 1 << 63
+_BOUNDS = (  # what the library says of a number, and what we say
+    (re.compile(r"Input should be greater than or equal to (\S+)"), r"must be \1 or more"),
+    (re.compile(r"Input should be less than or equal to (\S+)"), r"must be \1 or less"),
+    (re.compile(r"Input should be a valid number, unable to parse string as a number"), "must be a number"),
+)
 _NOT_OFFERED = re.compile(r"(?:Value error, )?'([^']*)' is not one of ((?:'[^']*'(?:, )?)+)")
 _AS_JSON = orjson.OPT_INDENT_2 | orjson.OPT_NAIVE_UTC | orjson.OPT_UTC_Z
 _NOT_SHOWN_IN_JSON = re.compile(f"[\x7f-\x9f{TURNS}]")  # JSON escapes the others itself
@@ -91,6 +96,8 @@ def _one_line(error: Exception) -> str:
     """Return a usage error in our format: lowercase, one line, no full stop."""
     text = " ".join(str(getattr(error, "format_message", error.__str__)()).split()).rstrip(".")
     text = _NOT_OFFERED.sub(_with_nearest, text)
+    for theirs, ours in _BOUNDS:
+        text = theirs.sub(ours, text)
     return text[:1].lower() + text[1:]
 
 
@@ -161,7 +168,8 @@ def _written_one_way(param: Any) -> Callable[[Any, Any], Any]:
     def processing(ctx: Any, value: Any) -> Any:
         for each in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(each, str) and WHOLE_NUMBER.fullmatch(each) is None:
-                raise UsageError(f"`{param.name}`: {each[:24]!r} is not a whole number in decimal digits", ctx=ctx)
+                name = " / ".join(param.opts) if param.opts[0].startswith("-") else param.name.upper()
+                raise UsageError(f"{name} `{each[:24]}`: is not a whole number in decimal digits", ctx=ctx)
         return process(ctx, value)
 
     return processing
@@ -316,7 +324,8 @@ def tell_history(text: str, processes: Sequence[dict[str, Any]] = ()) -> None:
     """
     told = _MARKED.get(None)
     if told is None or not told.said:
-        say(f"note: {text}", file=sys.stderr)
+        head = ": ".join(text.split(": ", 2)[:2])  # without the processes, whose names take lines of a terminal
+        say(f"note: {head if sys.stderr.isatty() else text}", file=sys.stderr)
     _MARKED.set(_Marked(True, list(processes)))
 
 

@@ -27,10 +27,12 @@ from kvcustody.console.api.command_parts import Command, Part
 from kvcustody.console.api.presenters import PRESENTERS
 from kvcustody.console.command import Json, check_once, make_table, print_json, printable, say, stdout
 from kvcustody.console.options import ActKey, OldestFirst, ServiceSource, moment_us
+from kvcustody.console.render.number_format import duration
 from kvcustody.errors import ConfigError
 from kvcustody.files import evidence_folder, evidence_mode, write_file
+from kvcustody.governance.api.http.answer_times import LENGTHS, MOMENTS
 from kvcustody.governance.service.operations.parameter_groups import parameters_of, taken
-from kvcustody.times import WHOLE_NUMBER
+from kvcustody.times import WHOLE_NUMBER, readable
 
 _SHOWN_MAX = 40  # characters of values that a help shows beside an option
 _BY_TIME = {"newest", "oldest"}
@@ -63,6 +65,8 @@ def function_of(command: Command) -> Callable[..., None]:
             elif command.paged and follow["all_pages"]:
                 answer = every_page(asker, command.operation, values, answer)
         presenter = PRESENTERS.get(command.operation)
+        if out is not None and presenter is not None and presenter.content:
+            answer = answer._replace(body=orjson.loads(answer.body)[presenter.content].encode())
         if presenter is None or as_json or out is not None:
             tell(answer, as_json, None if command.job else out)
         else:
@@ -232,8 +236,22 @@ def show(value: Any) -> None:
         if value.get("next"):
             say(f"more: --cursor {value['next']}")
         return
-    for name, item in value.items():
-        say(f"{printable(name)}: {printable(_cell(item))}")
+    for name, text in shown_fields(value).items():
+        say(f"{printable(name)}: {printable(text)}")
+
+
+def shown_fields(item: dict[str, Any]) -> dict[str, str]:
+    """Return an answer's fields for people: a moment once and to the second, a length of time in its unit."""
+    fields: dict[str, str] = {}
+    for name, value in item.items():
+        base = name.removesuffix("_us")
+        if name in MOMENTS:
+            fields[f"{base} (UTC)"] = readable(value, none="")
+        elif name in LENGTHS:
+            fields[base] = "" if value is None else duration(value)
+        elif f"{name}_us" not in item or f"{name}_us" not in MOMENTS:
+            fields[name] = _cell(value)
+    return fields
 
 
 def _page(items: list[Any]) -> None:
@@ -244,14 +262,17 @@ def _page(items: list[Any]) -> None:
         for item in items:
             say(printable(_cell(item)))
         return
-    names = list(items[0])[:_COLUMNS_MAX]
+    rows = [shown_fields(item) for item in items]
+    names = list(rows[0])[:_COLUMNS_MAX]
     table = make_table("", *names, left=len(names))
-    for item in items:
-        table.add_row(*(_cell(item.get(name)) for name in names))
+    for row in rows:
+        table.add_row(*(row.get(name, "") for name in names))
     stdout().print(table, markup=False)
 
 
 def _cell(value: Any) -> str:
     if value is None:
         return ""
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return ", ".join(value)
     return value if isinstance(value, str) else orjson.dumps(value).decode()

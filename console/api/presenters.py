@@ -14,11 +14,13 @@ class Presenter(NamedTuple):
     """The function that prints an answer, as `module:function` in the console, with examples of the command.
 
     `parameters`: the parameters of the call that the function takes too, by their names in the API document.
+    `content`: the text of the answer that `--out` writes to a file, instead of the answer.
     """
 
     function: str
     examples: tuple[str, ...]  # without `kvcustody`
     parameters: tuple[str, ...] = ()
+    content: str = ""
 
     def show(self, answer: dict[str, Any], values: Mapping[str, Any]) -> None:
         """Print the answer to a call with these parameter values."""
@@ -62,6 +64,11 @@ PRESENTERS = {
         ),
     ),
     "listReportSchedules": Presenter("report.print_made:print_schedules", ("report schedules list --json",)),
+    "getRevision": Presenter(
+        "policy.release:print_revision",
+        ("policy revision 3", "policy revision 3 --out policy.yaml"),
+        content="document",
+    ),
     "getEnforcement": Presenter("policy.enforcement:print_enforcement", ("policy enforcement --json",)),
     "listPrefixes": Presenter(
         "audit.print_prefixes:print_prefixes", ("prefixes top --since 2026-11-01 --tenant acme --json",)

@@ -43,6 +43,7 @@ from kvcustody.governance.settings import load_settings
 from kvcustody.plurals import several
 from kvcustody.times import readable
 
+_WITH_INDEX = 110  # columns of a terminal
 _Tenant = Annotated[str | None, typer.Option(help="Only this tenant's log.")]
 _Kind = Annotated[
     list[str] | None,
@@ -214,14 +215,23 @@ def print_events(answer: dict[str, Any]) -> None:
     print_more(answer)
 
 
-def _print_leaves(found: list[dict[str, Any]]) -> None:
-    """Print one line per leaf, cut at the terminal's width; `--json` has the whole leaf."""
-    table = make_table(several(len(found), "leaf"), "time (UTC)", "log", "idx", "what happened", left=4)
+def _print_leaves(listed: list[dict[str, Any]]) -> None:
+    """Print one line per leaf: only its sentence is cut, at the terminal's width; `--json` has the whole leaf.
+
+    A narrow terminal has no room for its log and index.
+    """
+    console = stdout()
+    is_wide = console.width >= _WITH_INDEX
+    more = "" if is_wide else f"; in a terminal of {_WITH_INDEX} columns with log and index"
+    names = ("time (UTC)", "log", "idx", "what happened") if is_wide else ("time (UTC)", "what happened")
+    table = make_table(several(len(listed), "leaf") + more, *names, left=4)
     for column in table.columns:
         column.no_wrap, column.overflow = True, "ellipsis"
-    for one in found:
-        table.add_row(readable(one["at_us"]), one["log"], str(one["idx"]), sentence_of(one["event"]))
-    stdout().print(table, markup=False)
+    table.expand, table.columns[-1].ratio = console.is_terminal, 1
+    for one in listed:
+        place = (one["log"], str(one["idx"])) if is_wide else ()
+        table.add_row(readable(one["at_us"]), *place, sentence_of(one["event"]))
+    console.print(table, markup=False)
 
 
 def _line(row: EventRow, as_json: bool) -> None:

@@ -291,7 +291,7 @@ def _start(
         traffic = FleetTraffic(running, spec, plane.policy)
         traffic.start()
         opened.callback(traffic.stop)
-        office = Office(plane.service, spec, names, plan.worker_names[0])
+        office = Office(plane.service, spec, lambda label: names[label.tenant], plan.worker_names[0])
         office.start()
         opened.callback(office.stop)
         progress("serving tenants")

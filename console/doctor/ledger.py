@@ -25,6 +25,7 @@ from kvcustody.console.doctor.findings import (
     skipped,
     warning,
 )
+from kvcustody.console.render.number_format import relative
 from kvcustody.governance.keys.checkpoint_signing_key import recorded_keys
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.plurals import several
@@ -196,6 +197,6 @@ def credentials(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
     for name, expires_us, used_us in rows:
         remedy = "issue a new one: `kvcustody apikey issue`"
         if expires_us > now_us:
-            yield warning(f"the last key of `{name}` ends in {several((expires_us - now_us) // DAY_US, 'day')}", remedy)
+            yield warning(f"the last key of `{name}` ends {relative(expires_us, now_us)}", remedy)
         elif used_us is not None and now_us - used_us < 30 * DAY_US:
             yield problem(f"the last key of `{name}` has ended, and it was used this month", remedy)

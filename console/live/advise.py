@@ -114,7 +114,6 @@ def _show(seen: list[SeenWorker], advice: list[questions.Advice], of: dict[str, 
         console.print(Text(one.answer))
         if one.evidence:
             table = make_table("", "evidence", "worker", "value", left=2)
-            table.title = None
             for row in one.evidence:
                 shown = row.value if isinstance(row.value, str) else f"{row.value:,.6g}"
                 table.add_row(Text(row.metric), Text(row.worker), Text(shown))

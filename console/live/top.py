@@ -54,14 +54,19 @@ class TenantOrder(StrEnum):
     BLOCKS = "blocks"
     TOKENS = "tokens"
     AGAIN = "again"
+    HITS = "hits"
+    DENIED = "denied"
 
 
+_MEASURES = ("active_tokens", "denials", "hit_tokens", "prompt_tokens", "recomputed_blocks")
 _ORDERS: dict[TenantOrder, Callable[[dict[str, Any]], tuple[Any, ...]]] = {
     TenantOrder.THRASHING: lambda row: (not row["thrashing"], -row["charged_blocks"], row["tenant"]),
     TenantOrder.TENANT: lambda row: (row["tenant"],),
     TenantOrder.BLOCKS: lambda row: (-row["charged_blocks"], row["tenant"]),
     TenantOrder.TOKENS: lambda row: (-row["active_tokens"], row["tenant"]),
     TenantOrder.AGAIN: lambda row: (-row["recomputed_blocks"], row["tenant"]),
+    TenantOrder.HITS: lambda row: (-1.0 if row["hit_share"] is None else -1.0 - row["hit_share"], row["tenant"]),
+    TenantOrder.DENIED: lambda row: (-row["denials"], row["tenant"]),
 }
 
 
@@ -126,20 +131,23 @@ def _document(seen: list[SeenWorker], tenants: int, sort: TenantOrder) -> dict[s
 def _tenants(seen: list[SeenWorker], sort: TenantOrder = TenantOrder.THRASHING) -> list[dict[str, Any]]:
     """Return tenants' figures, summed over workers, in order: tenants that thrash first, then the busiest."""
     charged: Counter[str] = Counter()
-    measures: dict[str, Counter[str]] = {"active_tokens": Counter(), "recomputed_blocks": Counter()}
+    measures: dict[str, Counter[str]] = {name: Counter() for name in _MEASURES}
+    knows_hits = any("hit_tokens" in one.tenants for one in seen)
     thrashing: set[str] = set()
     for one in seen:
         charged.update(one.charged)
         for name, sums in measures.items():
             sums.update({tenant: int(value) for tenant, value in one.tenants.get(name, {}).items()})
         thrashing |= {tenant for tenant, value in one.tenants.get("thrashing", {}).items() if value}
-    names = charged.keys() | thrashing | measures["active_tokens"].keys() | measures["recomputed_blocks"].keys()
+    names = charged.keys() | thrashing
+    names = names.union(*measures.values())
+    prompts, hits = measures["prompt_tokens"], measures["hit_tokens"]
     rows = [
         {
             "tenant": name,
             "charged_blocks": charged[name],
-            "active_tokens": measures["active_tokens"][name],
-            "recomputed_blocks": measures["recomputed_blocks"][name],
+            **{measure: sums[name] for measure, sums in measures.items()},
+            "hit_share": hits[name] / prompts[name] if prompts[name] and knows_hits else None,
             "thrashing": name in thrashing,
         }
         for name in names
@@ -185,11 +193,9 @@ def _tenant_shown(document: dict[str, Any]) -> Group:
     tenant = document["tenant"]
     if not document["workers"] and not document["subjects"] and not document["denials"]:
         return Group(f"no worker and no leaf has anything of tenant `{tenant}` now; `kvcustody top` lists tenants")
-    workers = make_table(f"{tenant}, by worker", "worker", "blocks", "active tokens", "computed again", "", left=1)
+    workers = make_table(f"{tenant}, by worker", "worker", *_TENANT_COLUMNS, left=1)
     for row in document["workers"]:
-        state = Text("thrashing", "bold red") if row["thrashing"] else ""
-        counts = (f"{row[name]:,}" for name in ("charged_blocks", "active_tokens", "recomputed_blocks"))
-        workers.add_row(Text(row["worker"]), *counts, state)
+        workers.add_row(Text(row["worker"]), *_tenant_cells(row))
     parts: list[Table | str] = [workers]
     if document["refused"]:
         return Group(*parts, f"subjects and denials are not shown: {document['refused']}")
@@ -208,6 +214,17 @@ def _tenant_shown(document: dict[str, Any]) -> Group:
 
 _SUBJECTS_SHOWN = 20
 _SUBJECT_COLUMNS = ("subject", "requests running", "requests held", "held until, UTC")
+
+
+_TENANT_COLUMNS = ("blocks", "active tokens", "hits", "denied", "computed again", "")
+
+
+def _tenant_cells(row: dict[str, Any]) -> list[str | Text]:
+    state = Text("thrashing", "bold red") if row["thrashing"] else ""
+    blocks, tokens, denied, again = (
+        f"{row[name]:,}" for name in ("charged_blocks", "active_tokens", "denials", "recomputed_blocks")
+    )
+    return [blocks, tokens, share_text(row["hit_share"]), denied, again, state]
 
 
 def _shown(seen: list[SeenWorker], before: Mapping[str, Status], tenants: int, sort: TenantOrder) -> Group:
@@ -243,18 +260,11 @@ def _shown(seen: list[SeenWorker], before: Mapping[str, Status], tenants: int, s
     if tenants and rows:
         table = make_table(
             f"tenants, {min(tenants, len(rows))} of {len(rows)}",
-            *("tenant", "blocks", "active tokens", "computed again", ""),
+            *("tenant", *_TENANT_COLUMNS),
             left=1,
         )
         for row in rows[:tenants]:
-            state = Text("thrashing", "bold red") if row["thrashing"] else ""
-            table.add_row(
-                Text(row["tenant"]),
-                f"{row['charged_blocks']:,}",
-                f"{row['active_tokens']:,}",
-                f"{row['recomputed_blocks']:,}",
-                state,
-            )
+            table.add_row(Text(row["tenant"]), *_tenant_cells(row))
         parts.append(table)
     return Group(*parts)
 

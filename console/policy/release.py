@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.console.command import make_table, print_json, progress_bar, say, stdout
+from kvcustody.console.command import make_table, print_json, printable, progress_bar, say, stdout
 from kvcustody.console.options import OldestFirst
 from kvcustody.console.policy import release_keys
 from kvcustody.console.policy.release_options import (
@@ -35,6 +35,7 @@ from kvcustody.governance.release.record import read_stage
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
 from kvcustody.governance.service.operations.parameter_groups import grouped
 from kvcustody.policies.workbench.request import instant
+from kvcustody.times import moment_us, readable
 
 _Days = Annotated[int, typer.Option("--days", help="How long the revision is valid.", min=1, max=3650)]
 
@@ -51,6 +52,16 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="revoke", epilog=_REVOKE)(revoke)
     app.command(name="break-glass", epilog=_BREAK)(break_glass)
     app.command(name="history", epilog=_HISTORY)(history)
+
+
+def print_revision(answer: dict[str, Any]) -> None:
+    """Print a revision: its facts, then its document as it was proposed."""
+    from kvcustody.console.api.api_commands import show
+
+    show({name: value for name, value in answer.items() if name != "document"})
+    say("")
+    for line in answer["document"].splitlines():
+        say(printable(line))
 
 
 _PROPOSE = 'Example:\n\n    kvcustody policy propose policy.yaml --signing-key ada.key --note "labs may read acme"'
@@ -273,9 +284,10 @@ def history(
     if at.as_json:
         print_json(steps_data | {"in_effect": effect})
         return
-    table = make_table("steps", "step", "at", "who", "what", "revision", "detail", left=6)
+    table = make_table("steps", "step", "at (UTC)", "who", "what", "revision", "detail", left=6)
     for row in steps_data["steps"]:
-        table.add_row(*(str(value) for value in row.values()))
+        shown = row | {"at": readable(moment_us(row["at"]))}
+        table.add_row(*(str(value) for value in shown.values()))
     stdout().print(table)
     staged = "" if state.staged is None else f"; revision {state.staged.revision} is staged for {state.stage}"
     revoked = f"; revoked: {', '.join(sorted(state.revoked))}" if state.revoked else ""

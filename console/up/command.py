@@ -61,7 +61,9 @@ def up(
         typer.Option(help="Keep ledger and keys here for the next start; default: they are deleted on exit."),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port on 127.0.0.1; 0: any free port.")] = 0,
-    tenants: Annotated[int, typer.Option(min=1, max=64, help="The workload's number of tenants.")] = 8,
+    tenants: Annotated[
+        int, typer.Option(min=1, max=64, help="Tenants with traffic: the policy's, then others up to this.")
+    ] = 8,
     seed: Annotated[int, typer.Option(help="Draws the workload.")] = 1,
     engine: Annotated[
         ServingEngine,
@@ -80,10 +82,11 @@ def up(
     """Start a whole kvcustody on this machine: a signed ledger, the console, and a worker that serves tenants now.
 
     It prints the console's address and a link that signs you in: it works once, within a minute, on this machine
-    alone; Enter prints another. The worker is kvcustody's own pool and Governor under generated traffic of several
-    tenants, and everything on the pages is what it does: decisions, custody, scrubs, erasures, and now and then a
-    stalled engine or a hung device. Its leaves say `simulated`. Ctrl-C ends it in order. With `--engine vllm` a real
-    governed vLLM serves instead, with a model of random weights: nothing is downloaded, and it takes a minute to start.
+    alone; Enter prints another. The worker is kvcustody's own pool and Governor under generated traffic of the
+    policy's tenants. Everything on the pages is what it does: decisions, custody, scrubs, erasures, and now and then
+    a stalled engine or a hung device. Its leaves say `simulated`. Ctrl-C ends it in order. A tenant that you add to the
+    policy has traffic within seconds. With `--engine vllm` a real governed vLLM serves instead, with a model of random
+    weights: nothing is downloaded, and it takes a minute to start.
     """
     if engine_python and engine is not ServingEngine.VLLM:
         raise ConfigError("--engine-python is of --engine vllm")
@@ -136,24 +139,27 @@ def _start(
     progress("importing")
     from kvcustody.console.up.place import claimed, free_port, worker_settings
     from kvcustody.console.up.vllm_worker import VllmWorker
-    from kvcustody.lab.replay.workload.tenant_assignment import tenant_names
     from kvcustody.lab.traffic.office import VLLM, WORKER, Office
     from kvcustody.lab.traffic.simulated_worker import SimulatedWorker, lively
+    from kvcustody.lab.traffic.traffic_tenants import TrafficTenants
 
     place = folder_of(stack, folder, "up")
     spec = lively(tenants, seed)
     with claimed(place), ExitStack() as opened:
         plane = open_plane(opened, stop, progress, place, port, spec)
         name = VLLM if engine is ServingEngine.VLLM else WORKER
-        office = Office(plane.service, spec, tenant_names(plane.policy, tenants), name)
+        traffic = TrafficTenants(plane.policy, spec)
+        office = Office(plane.service, spec, traffic.name, name)
         of_worker = worker_settings(plane.folder, plane.listen, name)
         worker: SimulatedWorker | VllmWorker
         if engine is ServingEngine.VLLM:
             home = plane.folder / "worker"
-            worker = VllmWorker(of_worker, home, spec, plane.policy, port=free_port(HOST), python=engine_python)
+            worker = VllmWorker(
+                of_worker, home, spec, traffic, lambda: plane.policy, port=free_port(HOST), python=engine_python
+            )
             progress("starting vLLM with a model of random weights; it takes a minute")
         else:
-            worker = SimulatedWorker(of_worker, spec, stalls=office.stalls)
+            worker = SimulatedWorker(of_worker, spec, traffic, stalls=office.stalls)
             progress("opening the worker: its blocks are zeroed, its policy is recorded")
         opened.callback(worker.stop)
         worker.start()
@@ -192,42 +198,34 @@ def check_engine(python: str) -> None:
         )
 
 
-def tour_of(plane: RunningPlane) -> list[tuple[str, str, str]]:
-    """Return five things to try: what each shows, its command, and its page."""
-    key = plane.folder / "keys" / "you.key"
-    server = f"--server {plane.url} --api-key-file {key}"
-    ledger = f"--ledger {plane.ledger}"
+def tour_of() -> list[tuple[str, str, str]]:
+    """Return five things to try: what each shows, its command (see `RunningPlane.environment`), and its page."""
     return [
-        ("what workers hold and find, live", f"kvcustody top {server}", "/console/custody"),
-        ("each event as it happens", f"kvcustody audit tail {ledger}", "/console/audit"),
-        (
-            "who was denied reuse, and by which rule",
-            f"kvcustody audit query --kind hit-counters {ledger}",
-            "/console/decisions",
-        ),
-        (
-            "erasures with their deadlines; one is missed on purpose",
-            f"kvcustody erasure list {ledger}",
-            "/console/erasures",
-        ),
-        ("whether anybody changed the ledger", f"kvcustody audit fsck {ledger}", "/console/reports"),
+        ("what workers hold and find, live", "kvcustody top", "/console/custody"),
+        ("each event as it happens", "kvcustody audit tail --follow", "/console/audit"),
+        ("who was denied reuse, and by which rule", "kvcustody custody denials", "/console/decisions"),
+        ("erasures with their deadlines; one is missed on purpose", "kvcustody erasure list", "/console/erasures"),
+        ("whether anybody changed the ledger", "kvcustody audit fsck", "/console/reports"),
     ]
 
 
 def _tell(running: _Up, as_json: bool, *, tour: bool) -> None:
     """Print the addresses and how to sign in; with `tour`, what to try."""
+    environment = running.plane.write_environment()
     if as_json:
-        more = [{"shows": shows, "command": command, "page": page} for shows, command, page in tour_of(running.plane)]
+        more = [{"shows": shows, "command": command, "page": page} for shows, command, page in tour_of()]
         print_json(running.plane.as_json() | ({"tour": more} if tour else {}))
         sys.stdout.flush()
         return
     plane = running.plane
     plane.tell()
     say(f"ledger    {running.plane.ledger}")
-    say(f"keys      {running.plane.folder / 'keys'}   (you, author, owner: see docs/tutorials/first-ten-minutes.md)")
+    say(f"keys      {running.plane.folder / 'keys'}   (who has which: docs/tutorials/first-ten-minutes.md)")
+    say(f"commands  . {environment}   (once in another terminal)")
     if tour:
-        for number, (shows, command, page) in enumerate(tour_of(running.plane), 1):
+        for number, (shows, command, page) in enumerate(tour_of(), 1):
             say(f"\n{number}. {shows}\n   {command}\n   {running.plane.url}{page}")
-    say(f"a person  {plane.adds('NAME', 'auditor')}")
-    say(f"a tenant  {plane.adds('NAME', 'tenant-admin', 'TENANT')}")
+    say("\nto add a person, or somebody who acts for a tenant (it prints a key that signs in):")
+    for command in (plane.adds("NAME", "auditor"), plane.adds("NAME", "tenant-admin", "TENANT")):
+        say(f"   {command.replace(str(plane.folder), '$UP')}")
     say("Ctrl-C ends it.", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvcustody.console.command import say
 from kvcustody.console.up.running import Progress, go_on, served
 from kvcustody.errors import ConfigError
+from kvcustody.files import write_file
 
 if TYPE_CHECKING:
     from kvcustody.governance.service.access.roles import Role
@@ -33,12 +35,20 @@ class RunningPlane(NamedTuple):
     folder: Path
     listen: str
     ledger: str
-    policy: Policy
 
     @property
     def url(self) -> str:
         """The URL of the console and the API."""
         return f"http://{self.listen}"
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in effect, read anew.
+
+        Raises:
+            CustodyError: workers disagree, or its document is not known.
+        """
+        return self.service.policies_in_effect().the_table(None).policy
 
     @property
     def link(self) -> str:
@@ -47,6 +57,32 @@ class RunningPlane(NamedTuple):
         from kvcustody.lab.traffic.office import YOU
 
         return self.url + LINK + self.service.sign_in_links.make(YOU).token
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables with which commands in another terminal use this control plane, its ledger and its policies.
+
+        They ask it as `you`. `UP` is its folder. A ledger on a server has a password, and is left out.
+        """
+        from kvcustody.console.up.place import key_file
+        from kvcustody.lab.traffic.office import YOU
+
+        local = {"KVCUSTODY_DATABASE_URL": self.ledger} if self.ledger.startswith("sqlite:") else {}
+        return {
+            "KVCUSTODY_SERVER": self.url,
+            "KVCUSTODY_API_KEY_FILE": str(key_file(self.folder, YOU)),
+            "KVCUSTODY_POLICY_TRUST": str(self.service.settings.policy_trust),
+            "UP": str(self.folder),
+            **local,
+        }
+
+    def write_environment(self) -> Path:
+        """Write the file that sets these variables in a shell, and finds this program; return its path."""
+        program = Path(sys.executable).parent
+        lines = [f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        path = self.folder / "env.sh"
+        write_file(path, "\n".join([*lines, f'export PATH={shlex.quote(str(program))}:"$PATH"', ""]).encode())
+        return path
 
     def as_json(self) -> dict[str, Any]:
         """Return the address and sign-in link as JSON values."""
@@ -60,6 +96,7 @@ class RunningPlane(NamedTuple):
             "link_seconds": LINK_SECONDS,
             "folder": str(self.folder),
             "ledger": self.ledger,
+            "environment": self.environment,
             "adds": {
                 "person": self.adds("NAME", "auditor"),
                 "tenant": self.adds("NAME", "tenant-admin", "TENANT"),
@@ -71,14 +108,13 @@ class RunningPlane(NamedTuple):
     def adds(self, name: str, role: str, tenant: str = "") -> str:
         """Return the command that adds a person, or with `tenant` somebody who acts for one, while this runs.
 
-        It prints the person's key, which signs in at the console.
+        It prints the person's key, which signs in at the console. It takes the server from `environment`.
         """
         from kvcustody.console.up.place import key_file
         from kvcustody.lab.traffic.office import BOOTSTRAP
 
         whose = f" --tenant {tenant}" if tenant else ""
-        by = f"--server {self.url} --api-key-file {key_file(self.folder, BOOTSTRAP)}"
-        return f"kvcustody principal add {name} --role {role}{whose} {by}"
+        return f"kvcustody principal add {name} --role {role}{whose} --api-key-file {key_file(self.folder, BOOTSTRAP)}"
 
     def tell(self) -> None:
         """Print the address and a sign-in link, in two lines."""
@@ -165,5 +201,4 @@ def open_plane(
     opened.enter_context(served(service, stop))
     ledger = read_signing_key(settings.signing_key_path).verifier
     opened.enter_context(witnessed(service, place / "witness", ledger))
-    policy = service.policies_in_effect().the_table(None).policy
-    return RunningPlane(service, place, settings.listen, database_place(str(settings.database_url)).masked(), policy)
+    return RunningPlane(service, place, settings.listen, database_place(str(settings.database_url)).masked())

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ import httpx
 
 from kvcustody.clock import MICROSECONDS
 from kvcustody.console.up.vllm_model import CONTEXT_TOKENS, FIRST_WORD, VOCABULARY
-from kvcustody.errors import ConfigError
+from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.files import write_file
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.settings import Settings
@@ -34,13 +34,15 @@ from kvcustody.lab.replay.traces.model import TraceRequest
 from kvcustody.lab.replay.traces.token_ids import expand
 from kvcustody.lab.replay.workload.generator import WorkloadSpec, generate
 from kvcustody.lab.replay.workload.labels import Label
-from kvcustody.lab.replay.workload.tenant_assignment import ISSUER, LabelledPrincipals
+from kvcustody.lab.replay.workload.tenant_assignment import ISSUER
+from kvcustody.lab.traffic.traffic_tenants import TrafficTenants
 from kvcustody.policies.document.model import Policy
 
 CONNECTOR = {"kv_connector": "KVCustody", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
 MIDDLEWARE = "kvcustody.integrations.vllm.middleware.ScopeMiddleware"
 MODEL = "random"
 POOL_BLOCKS, BLOCK_TOKENS = 512, 32
+_LOOK_SECONDS = 2.0
 _AT_ONCE = 8  # requests under way
 _ANSWER_BYTES_MAX = 1 << 20
 _ANSWER_TOKENS = 16
@@ -78,12 +80,13 @@ class VllmWorker:
         settings: Settings,
         folder: Path,
         spec: WorkloadSpec,
-        policy: Policy,
+        tenants: TrafficTenants,
+        policy: Callable[[], Policy],
         *,
         port: int,
         python: str = "",
     ) -> None:
-        """Prepare the engine; `folder` is the worker's own.
+        """Prepare the engine; `folder` is the worker's own, `policy` reads the one in effect.
 
         Raises:
             ConfigError: that Python has no vLLM or no kvcustody.
@@ -91,7 +94,8 @@ class VllmWorker:
         self._python = python or sys.executable
         self._folder, self._spec, self._port = folder, spec, port
         self._settings = settings
-        self._population = LabelledPrincipals(policy, spec.tenants)
+        self._tenants, self._policy = tenants, policy
+        self._next_look = 0.0
         self._stop = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._keys: dict[str, str] = {}
@@ -134,7 +138,7 @@ class VllmWorker:
         model = make_model(self._python, self._folder)
         write_file(self._folder / "identity.yaml", _IDENTITY.encode())
         (self._folder / "api-keys.yaml").unlink(missing_ok=True)
-        self._keys = {tenant: self._key(tenant) for tenant in self._population.names}
+        self._keys = {tenant: self._key(tenant) for tenant in self._tenants.names}
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - the Python that the caller named
                 vllm_command(self._python, model, port=self._port, name=MODEL),
@@ -208,10 +212,22 @@ class VllmWorker:
         made = generate(self._spec)
         for request, label in zip(made.requests, made.labels, strict=True):
             if request.at_us <= self._spec.span_seconds * MICROSECONDS:
-                yield request, label
+                self._follow()
+                yield request, self._tenants.label(label)
+
+    def _follow(self) -> None:
+        """Take up added tenants, each with an API key; the engine reads its keys again within a second."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _LOOK_SECONDS
+        with contextlib.suppress(CustodyError):  # a moment in which workers have different policies
+            self._tenants.follow(self._policy())
+        for name in self._tenants.names:
+            if name not in self._keys:
+                self._keys[name] = self._key(name)
 
     def _ask(self, client: httpx.Client, number: int, request: TraceRequest, label: Label) -> None:
-        principal = self._population.principal(label)
+        principal = self._tenants.population.principal(label)
         body = {
             "model": MODEL,
             "prompt": self._prompt(number, request),

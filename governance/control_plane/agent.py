@@ -29,7 +29,7 @@ from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.observability.metrics import worker_status
-from kvcustody.governance.observability.stats import Counted
+from kvcustody.governance.observability.stats import Counted, Stats
 from kvcustody.governance.orphans.scans import Scanned
 from kvcustody.guarding_thread import GuardingThread
 from kvcustody.logger import get_logger
@@ -129,11 +129,7 @@ class Agent:
         }
         if counted is not None:
             report["charged"] = _most(counted.stats.charged)
-            by_tenant = {
-                "active_tokens": counted.stats.tenant_tokens,
-                "recomputed_blocks": {name: tally.recomputed_blocks for name, tally in counted.stats.tenants.items()},
-                "thrashing": counted.stats.thrashing,
-            }
+            by_tenant = _by_tenant(counted.stats, self._facade.block_tokens)
             report["tenants"] = {measure: _most(values) for measure, values in by_tenant.items()}
         heard = self._connection.put(f"/v1/worker/incarnations/{self._ledger.incarnation}/status", report)
         self._ledger.note_unlinkings(int(heard["unlinkings"]))
@@ -197,6 +193,21 @@ class Agent:
             said = worker_status(counted.stats, self._facade.block_tokens, self._bytes_per_block)
             figures |= {name: float(value) for name, value in said.items()}
         return dict(list(figures.items())[:STATUS_MAX])
+
+
+def _by_tenant(stats: Stats, block_tokens: int) -> dict[str, Mapping[str, int]]:
+    """Return tenants' figures by measure, since the Governor began; none of hits where their tokens are not known."""
+    tallies = stats.tenants.items()
+    figures: dict[str, Mapping[str, int]] = {
+        "active_tokens": stats.tenant_tokens,
+        "denials": {name: sum(list(tally.denials.values())) for name, tally in tallies},  # the engine goes on counting
+        "prompt_tokens": {name: tally.prompt_tokens for name, tally in tallies},
+        "recomputed_blocks": {name: tally.recomputed_blocks for name, tally in tallies},
+        "thrashing": stats.thrashing,
+    }
+    if stats.are_hits_leading:
+        figures["hit_tokens"] = {name: tally.hit_blocks * block_tokens for name, tally in tallies}
+    return figures
 
 
 def _most(values: Mapping[str, int]) -> dict[str, int]:

@@ -124,8 +124,12 @@ class ControlPlaneConnection:
             refused = _of_tls(error)
             if refused is not None:
                 why = f"control plane `{self.server}`: no TLS connection ({refused})"
+                if refused == _NOT_TLS:
+                    why = f"control plane `{self.server}`: what answers there speaks no TLS; name it with http://"
                 raise ServiceError(why, problem="tls") from None
-            why = f"control plane `{self.server}` cannot be reached: {_of_connection(error)}"
+            reason = _of_connection(error)
+            hint = "; check the address, and that it is running" if reason == "connection refused" else ""
+            why = f"control plane `{self.server}` cannot be reached: {reason}{hint}"
             raise ServiceError(why, problem="unreachable") from None
         except RuntimeError:
             if not self._client.is_closed:
@@ -164,6 +168,9 @@ def _of_connection(error: BaseException) -> str:
     if isinstance(error, httpx.TimeoutException):
         return "it did not answer in time"
     return "the connection was closed" if isinstance(error, httpx.ProtocolError) else "no connection"
+
+
+_NOT_TLS = "wrong version number"  # OpenSSL's word for an answer that is not TLS
 
 
 def _of_tls(error: BaseException) -> str | None:

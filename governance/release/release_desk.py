@@ -94,9 +94,8 @@ class ReleaseWorkflow:
         reviewed = gates.review(state, proposal)
         if reviewed.cells and cells != reviewed.cells:
             raise ReleaseError(
-                f"revision `{revision}` widens {len(reviewed.change.new_access)} cells and opens "
-                f"{len(reviewed.change.openings)} ways; review it, then approve exactly that with --cells "
-                f"{reviewed.cells}",
+                f"revision `{revision}` {reviewed.change.widening_text()}; review it, then approve exactly that with "
+                f"--cells {reviewed.cells}",
                 cells=reviewed.cells,
             )
         body = {

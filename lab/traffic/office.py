@@ -12,6 +12,7 @@ an unknown key.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import cycle
 
@@ -34,6 +35,7 @@ from kvcustody.governance.service.reports import report_parameters, start_report
 from kvcustody.governance.service.schedules.calendar_periods import Cadence
 from kvcustody.governance.service.service import Service
 from kvcustody.lab.replay.workload.generator import WorkloadSpec, generate
+from kvcustody.lab.replay.workload.labels import Label
 from kvcustody.logger import get_logger
 from kvcustody.times import DAY_US
 
@@ -61,10 +63,10 @@ _MISSES_EVERY = 4  # stalls
 class Office:
     """Sends requests on its own thread until it is stopped."""
 
-    def __init__(self, service: Service, spec: WorkloadSpec, tenants: list[str], worker: str) -> None:
+    def __init__(self, service: Service, spec: WorkloadSpec, tenant_of: Callable[[Label], str], worker: str) -> None:
+        """Prepare the requests. `tenant_of`: the tenant that a label of the workload has now."""
         self._service, self._worker = service, worker
-        labels = generate(spec).labels[:_SUBJECTS]
-        self._subjects = cycle([(tenants[label.tenant], label.subject) for label in labels])
+        self._tenant_of, self._labels = tenant_of, cycle(generate(spec).labels[:_SUBJECTS])
         self._stop = threading.Event()
         self._stalls = 0
         self._thread = threading.Thread(target=self._run, name="kvcustody-office", daemon=True)
@@ -102,9 +104,14 @@ class Office:
                 _log.info("not asked for", reason=error.message)
 
     def _erase(self, *, deadline_seconds: int) -> None:
-        tenant, subject = next(self._subjects)
+        tenant, subject = self._next_subject()
         what = ErasureRequest(tenant=tenant, subject=subject, deadline_seconds=deadline_seconds)
         ask(self._service, _caller("dpo-desk"), request_erasure, what)
+
+    def _next_subject(self) -> tuple[str, str]:
+        """Return a tenant, and a subject of it."""
+        label = next(self._labels)
+        return self._tenant_of(label), label.subject
 
     def open_cases(self) -> None:
         """Open two cases, one past its deadline, where no earlier start did (rule 3)."""
@@ -113,7 +120,7 @@ class Office:
             if any(case.opened.actor == caller.name for case in read_cases(connection)):
                 return
         for days in (2, 40):
-            tenant, subject = next(self._subjects)
+            tenant, subject = self._next_subject()
             received = service.clock.utc_us() - days * DAY_US
             what = CaseRequest(
                 tenant=tenant, subject=subject, right=SubjectRight.ERASURE, channel="mail", received=received

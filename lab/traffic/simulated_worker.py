@@ -29,8 +29,8 @@ from kvcustody.lab.replay.run.model_identity import replay_model
 from kvcustody.lab.replay.run.runner import Runner
 from kvcustody.lab.replay.workload.generator import WorkloadSpec, generate
 from kvcustody.lab.replay.workload.model import Job
-from kvcustody.lab.replay.workload.tenant_assignment import LabelledPrincipals
 from kvcustody.lab.traffic.device_hangs import DeviceHangs
+from kvcustody.lab.traffic.traffic_tenants import TrafficTenants
 
 POOL_BLOCKS = 2048
 _TRIES_OF_CLOSING_SECONDS = 30.0
@@ -76,12 +76,13 @@ class SimulatedWorker:
         self,
         settings: Settings,
         spec: WorkloadSpec,
+        tenants: TrafficTenants,
         *,
         faults: Faults | None = None,
         stalls: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare the worker. `stalls` is called before the engine stalls."""
-        self._settings, self._spec = settings, spec
+        """Prepare the worker. `tenants` follow its policy; `stalls` is called before the engine stalls."""
+        self._settings, self._spec, self._tenants = settings, spec, tenants
         self._faults = faults or Faults()
         self._stalls = stalls
         self._stop = threading.Event()
@@ -130,7 +131,7 @@ class SimulatedWorker:
         clock = PacedClock(self._stop, self._between)
         with open_worker(self._settings, plan, origin=SIMULATED) as worker:
             governor = self._governor = worker.governor
-            population = LabelledPrincipals(governor.table.policy, self._spec.tenants)
+            population = self._tenants.population
             self._began_us = clock.now_us()
             self.serving.set()
             options = RunnerOptions(seed=self._spec.seed)
@@ -138,17 +139,18 @@ class SimulatedWorker:
             try:
                 while True:
                     runner = Runner(governor, cache, clock, replay_model(size), population, options=options)
-                    runner.run(self._jobs(), span_us)
+                    runner.run(self._jobs(governor), span_us)
             finally:
                 self._hangs.end(governor)
 
-    def _jobs(self) -> Iterator[Job]:
-        """Yield the workload's requests, and count each."""
+    def _jobs(self, governor: Governor) -> Iterator[Job]:
+        """Yield the workload's requests for the tenants of the policy in effect, and count each."""
         made = generate(self._spec)
         for request, label in zip(made.requests, made.labels, strict=True):
             if request.at_us <= self._spec.span_seconds * MICROSECONDS:
                 self.requests += 1
-                yield request, label
+                self._tenants.follow(governor.table.policy)
+                yield request, self._tenants.label(label)
 
     # -- what goes wrong ----------------------------------------------------------------------------------------------
 

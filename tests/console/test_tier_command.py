@@ -159,7 +159,7 @@ def test_tables_show_what_the_documents_have(decided: DecidedWorld) -> None:
         (("transfers", "--cursor", "12"), "--cursor `12` is no cursor of this command"),
         (("transfers", "--tier", "tape"), "`tape` is not one of 'host', 'nvme', 'remote'"),
         (("transfers", "--tier", "nvm"), "did you mean `nvme`?"),
-        (("transfers", "--limit", "5000"), "'--limit': Input should be less than or equal to 1000"),
+        (("transfers", "--limit", "5000"), "'--limit': must be 1000 or less"),
         (("list", "--since", "yesterday"), "--since `yesterday` is no ISO 8601 date or time; write `2026-"),
         (("list", "--since", "2026-01-02", "--until", "2026-01-01"), "`since` is not before `until`"),
     ],

@@ -265,7 +265,7 @@ class WorkerReport(Model):
     charged: Annotated[dict[TenantName, Whole], Field(max_length=1000, default_factory=dict)]
     tenants: Annotated[
         dict[
-            Literal["active_tokens", "recomputed_blocks", "thrashing"],
+            Literal["active_tokens", "denials", "hit_tokens", "prompt_tokens", "recomputed_blocks", "thrashing"],
             Annotated[dict[TenantName, Annotated[Measure, Field(ge=0)]], Field(max_length=1000)],
         ],
         Field(default_factory=dict),

@@ -7,8 +7,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcustody.governance.service.access.roles import RECORDED, Permission, Reach, Role, reach
+from kvcustody.governance.service.access.roles import RECORDED, Permission, Reach, Role, reach, roles_with
 from kvcustody.governance.service.problem_details import ProblemError, not_found
+
+
+def forbidden(*actions: Permission, least: Reach = Reach.OWN) -> ProblemError:
+    """Return the refusal of what needs one of these actions. It names the roles that may, and nothing of the caller."""
+    may = roles_with(actions, least)
+    return ProblemError(
+        "forbidden", f"this needs {'the role' if len(may) == 1 else 'one of the roles'} {', '.join(may)}"
+    )
 
 
 class Caller(NamedTuple):
@@ -29,7 +37,7 @@ class Caller(NamedTuple):
     def must(self, *actions: Permission) -> None:
         """Raise `forbidden` unless a role of the caller permits one of these."""
         if all(self.reach(action) is Reach.NONE for action in actions):
-            raise ProblemError("forbidden")
+            raise forbidden(*actions)
 
     def tenant_of(self, action: Permission, asked: str | None) -> str | None:
         """Return the tenant to answer about: None for all; raises `not-found` where it is not the caller's."""

@@ -130,6 +130,14 @@ def reach(roles: frozenset[Role], action: Permission) -> Reach:
     return best
 
 
+@cache
+def roles_with(actions: tuple[Permission, ...], least: Reach) -> tuple[Role, ...]:
+    """Return the roles that permit one of these actions with at least this reach, in alphabetical order."""
+    return tuple(
+        role for role in sorted(Role) if any(reach(frozenset({role}), each).value >= least.value for each in actions)
+    )
+
+
 def check_roles(roles: Iterable[Role], tenant: str | None) -> frozenset[Role]:
     """Return the roles if one principal may hold them together; raises `IdentityError` otherwise (rule 3)."""
     held = frozenset(roles)

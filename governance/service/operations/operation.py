@@ -12,9 +12,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.access.caller import Caller, forbidden
 from kvcustody.governance.service.access.roles import Permission, Reach
-from kvcustody.governance.service.problem_details import ProblemError
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +67,10 @@ def check_permission(operation: Operation, caller: Caller) -> None:
     """Raise `forbidden` unless the caller's roles permit this operation."""
     if operation.action is None:
         return
-    caller.must(operation.action, *operation.also)
-    if operation.whole and caller.reach(operation.action) is not Reach.ALL:
-        raise ProblemError("forbidden")
+    if not operation.whole:
+        caller.must(operation.action, *operation.also)
+    elif caller.reach(operation.action) is not Reach.ALL:
+        raise forbidden(operation.action, least=Reach.ALL)
 
 
 class Operations:

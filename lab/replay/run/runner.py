@@ -103,8 +103,9 @@ class Runner:
         self._decode_us = 0
         self._next_sample_us = 0
         self._sample_every_us = 1
-        self.results = [TenantResult(name) for name in population.names]
-        self._by_name = {row.tenant: row for row in self.results}
+        self.results: list[TenantResult] = []
+        self._by_name: dict[str, TenantResult] = {}
+        self._add_tenants()
         self.samples: list[Sample] = []
 
     def run(
@@ -121,6 +122,7 @@ class Runner:
         self._sample_every_us = max(1, span_us // self._options.samples)
         self._next_sample_us = begin_us
         for request, label in jobs:
+            self._add_tenants()
             self._advance(begin_us + request.at_us - origin_us)
             self._number += 1
             self._offer(_Waiting(self._number, 0, request, label, 0))
@@ -128,6 +130,12 @@ class Runner:
         while self._running or self._waiting:
             self._advance(self._clock.now_us() + TICK_US)
         self._sample()
+
+    def _add_tenants(self) -> None:
+        """Give each tenant that the population has more than before a row of results."""
+        for name in self._population.names[len(self.results) :]:
+            row = self._by_name[name] = TenantResult(name)
+            self.results.append(row)
 
     # -- time ------------------------------------------------------------------------------------------------
 

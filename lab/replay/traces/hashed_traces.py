@@ -258,10 +258,10 @@ class _AgenticRows:
 class KvCacheTester:
     """kv-cache-tester sessions as published: one JSON file a session (or a folder of them).
 
-    Each request lists its whole chain in `hash_ids`; sub-agents nest their own `requests`. Ids are global
-    across files when `hash_id_scope` says so, else they are local to the file and kept apart here. Request
-    entries that are repeated as a streaming and a non-streaming pair are read as two requests: the published
-    file is not edited.
+    Each request lists its whole chain in `hash_ids`; sub-agents nest their own `requests`, whose `t` counts from the
+    sub-agent's own. Ids are global across files when `hash_id_scope` says so, else they are local to the file and
+    kept apart here. Request entries that are repeated as a streaming and a non-streaming pair are read as two
+    requests: the published file is not edited.
     """
 
     block_tokens = 64
@@ -308,21 +308,23 @@ class KvCacheTester:
         scope = row.raw("hash_id_scope") if "hash_id_scope" in row else "local"
         streams = 0
         entries: list[tuple[int, int, LineFields]] = []
-        queue: list[tuple[int, Any, str]] = [(0, row.raw("requests"), "requests")]
+        queue: list[tuple[int, int, Any, str]] = [(0, 0, row.raw("requests"), "requests")]
         while queue:
-            stream, requests, where = queue.pop()
+            stream, start_us, requests, where = queue.pop()
             if not isinstance(requests, list):
                 raise row.error(where, requests, "expected a list of requests")
             for number, request in enumerate(requests):
                 entry = LineFields(path, 1, request, f"{self.fix} (at {where}[{number}])")
-                if "requests" in entry:  # a sub-agent: its own stream, its own chain
-                    streams += 1
-                    queue.append((streams, entry.raw("requests"), f"{where}[{number}].requests"))
-                    continue
                 try:
-                    entries.append((entry.seconds_us("t"), stream, entry))
+                    at_us = start_us + entry.seconds_us("t")
                 except TraceError as error:
                     how.refuse(error)
+                    continue
+                if "requests" in entry:  # a sub-agent: its own stream, its own chain, its own clock
+                    streams += 1
+                    queue.append((streams, at_us, entry.raw("requests"), f"{where}[{number}].requests"))
+                else:
+                    entries.append((at_us, stream, entry))
         entries.sort(key=lambda item: item[:2])
         for turn, (at_us, stream, entry) in enumerate(entries):
             try:

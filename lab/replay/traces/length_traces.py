@@ -34,6 +34,7 @@ class _LengthRows:
         self._senders = SenderFields(how.columns)
         self._header: list[str] | None = None
         self._next_block = 0
+        self._has_fields = True
         self.line = 0
 
     def row(self, number: int, text: bytes) -> TraceRequest | None:
@@ -43,8 +44,11 @@ class _LengthRows:
             self._header = cells
             missing = [name for name in self._reader.columns if name not in cells]
             if missing:
+                self._has_fields = False  # one error for all rows
                 fields = f"expected a header with {', '.join(self._reader.columns)}"
                 raise trace_error(self._path, number, missing[0], ",".join(cells), expected=fields, fix=fix)
+            return None
+        if not self._has_fields:
             return None
         if len(cells) != len(self._header):
             expected = f"expected {len(self._header)} cells, as the header has"

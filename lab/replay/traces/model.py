@@ -46,12 +46,13 @@ class TraceRequest:
 
 
 def trace_error(path: Path, line: int, field: str, value: object, *, expected: str, fix: str) -> TraceError:
-    """Return the error for a rejected line: place, field, value found, value expected, and the fix."""
+    """Return the error for a rejected line: place, field, value found if there is one, value expected, and the fix."""
     shown = repr(value)
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     place = f"{path}:{line}:" + (f" field `{field}`:" if field else "")
+    got = "" if value is None else f", got `{shown}`"
     return TraceError(
-        f"{place} {expected}, got `{shown}`; {fix}",
+        f"{place} {expected}{got}; {fix}",
         path=str(path),
         line=line,
         field=field,

@@ -118,7 +118,7 @@ def recognise(path: Path) -> str:
     shown = head.lines[0][:80] if head.lines else ""
     raise TraceError(
         f"{path}:1: no known trace begins with `{shown}`; convert it to one of these, or name its format with "
-        f"--trace-format:\n  {known}",
+        f"--trace-format:\n  {known}\ndocs/how-to/replay-your-own-trace.md shows how to write records of your own",
         path=str(path),
         line=1,
     )

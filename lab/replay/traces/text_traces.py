@@ -145,6 +145,7 @@ _GENERATED_IDS = re.compile(
     rf"\bGenerated response (?P<id>\S+)(?: \(streaming complete\))? details: output_token_ids: (?P<ids>{_IDS})"
 )
 _VLLM_TIME = re.compile(r"\b(?:INFO|DEBUG) (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?\b")
+_WHOLE_TIME = re.compile(r"\b(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")  # of a logging configuration
 _HALF_A_YEAR_US = 183 * 86_400 * 1_000_000
 _YEAR_US = 366 * 86_400 * 1_000_000
 
@@ -182,10 +183,10 @@ class _VllmLines(_LogLines):
         self._log.add(row, number, name, at_us, prompt, tokens)
 
     def _time_us(self, row: LineFields, before: str) -> int:
-        """Return the time of a line. It has no year: a step back by more than half of one begins the next."""
+        """Return the time of a line. vLLM's own has no year: a step back by more than half of one begins the next."""
         stamp = _VLLM_TIME.search(before)
         if stamp is None:
-            raise row.error("time", before.strip(), "expected a line that begins with LEVEL MM-DD HH:MM:SS")
+            return self._whole_time_us(row, before)
         month, day, hour, minute, second = (int(part) for part in stamp.groups()[:5])
         try:
             moment = datetime.datetime(2000, month, day, hour, minute, second, tzinfo=datetime.UTC)
@@ -197,6 +198,18 @@ class _VllmLines(_LogLines):
             at_us += _YEAR_US
         self._last_us = at_us
         return at_us
+
+    @staticmethod
+    def _whole_time_us(row: LineFields, before: str) -> int:
+        stamp = _WHOLE_TIME.search(before)
+        if stamp is None:
+            expected = "expected a line that begins with LEVEL MM-DD HH:MM:SS or YYYY-MM-DD HH:MM:SS"
+            raise row.error("time", before.strip(), expected)
+        try:
+            moment = datetime.datetime.fromisoformat(stamp[1]).replace(tzinfo=datetime.UTC)
+        except ValueError:
+            raise row.error("time", stamp[0], "expected YYYY-MM-DD HH:MM:SS") from None
+        return round(moment.timestamp()) * 1_000_000 + int((stamp[2] or "0").ljust(6, "0"))
 
 
 class SglangLog(_LogReader):

@@ -28,9 +28,13 @@ class LabelledPrincipals:
     """
 
     def __init__(self, policy: Policy, tenants: int, named: Sequence[str] = ()) -> None:
-        self.names = list(named) or tenant_names(policy, tenants)
-        self._readable = [self._readable_by(policy, name) for name in self.names]
         self._known: dict[Label, Principal] = {}
+        self.follow(policy, list(named) or tenant_names(policy, tenants))
+
+    def follow(self, policy: Policy, names: Sequence[str]) -> None:
+        """Go on under another policy. `names` by rank: those so far in their places, then added ones."""
+        self.names = list(names)
+        self._readable = [self._readable_by(policy, name) for name in self.names]
 
     def principal(self, label: Label) -> Principal:
         """Return the principal behind a labelled request: every claim counts as verified."""

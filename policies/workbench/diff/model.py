@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from kvcustody.plurals import several
 from kvcustody.policies.document.model import Action, Scope, Via
 from kvcustody.policies.workbench.request import instant
 from kvcustody.signed_document import digest, encode_ascii
@@ -196,6 +197,15 @@ class PolicyDiff:
             "openings": [opening.data() for opening in self.openings],
             "duties": [duty.data() for duty in self.duties if duty.loosens is not False],
         }
+
+    def widening_text(self) -> str:
+        """Return in a sentence's words how much widens: "widens 81 cells and loosens 6 obligations"."""
+        counts = (
+            (len(self.new_access), "widens", "cell"),
+            (len(self.openings), "opens", "way"),
+            (sum(duty.loosens is not False for duty in self.duties), "loosens", "obligation"),
+        )
+        return " and ".join(f"{verb} {several(count, noun)}" for count, verb, noun in counts if count)
 
     @property
     def cells_digest(self) -> str:

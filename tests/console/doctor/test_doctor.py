@@ -304,7 +304,7 @@ PLANTS: dict[str, tuple[str, State, Plant, str, str]] = {
         "credentials",
         WARNING,
         lambda s: _key_ends(s, 3 * DAY_US),
-        "ends in 2 days",
+        "ends in 2 d",
         "apikey",
     ),
     "a key that has ended": (

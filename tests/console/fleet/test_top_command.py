@@ -19,9 +19,22 @@ from kvcustody.console.main import app
 from kvcustody.governance.observability.serving_summary import SeenWorker
 from standins import builders
 
+WORK = {
+    "recomputed_blocks": {"globex": 7.0},
+    "prompt_tokens": {"acme": 400.0, "globex": 100.0},
+    "hit_tokens": {"acme": 100.0},
+    "denials": {"globex": 2.0},
+}
+MORE = {
+    "thrashing": {"globex": 1.0},
+    "active_tokens": {"initech": 20.0},
+    "prompt_tokens": {"globex": 100.0},
+    "hit_tokens": {"globex": 120.0},
+    "denials": {"acme": 1.0, "globex": 1.0},
+}
 SEEN = [
-    SeenWorker("gpu-0", 1, False, {}, {"acme": 9, "globex": 4}, {"recomputed_blocks": {"globex": 7.0}}),
-    SeenWorker("gpu-1", 1, False, {}, {"acme": 1}, {"thrashing": {"globex": 1.0}, "active_tokens": {"initech": 20.0}}),
+    SeenWorker("gpu-0", 1, False, {}, {"acme": 9, "globex": 4}, WORK),
+    SeenWorker("gpu-1", 1, False, {}, {"acme": 1}, MORE),
 ]
 
 
@@ -33,10 +46,22 @@ SEEN = [
         ("blocks", ["acme", "globex", "initech"]),
         ("tokens", ["initech", "acme", "globex"]),
         ("again", ["globex", "acme", "initech"]),
+        ("hits", ["globex", "acme", "initech"]),
+        ("denied", ["globex", "acme", "initech"]),
     ],
 )
 def test_tenants_come_in_the_order_that_is_named(order: str, names: list[str]) -> None:
     assert [row["tenant"] for row in _tenants(SEEN, TenantOrder(order))] == names
+
+
+def test_hits_and_denials_of_tenants_are_of_all_workers() -> None:
+    """A tenant whose prompts are not known has no share; workers that know no hits of tenants give none."""
+    rows = {row["tenant"]: (row["hit_share"], row["denials"]) for row in _tenants(SEEN)}
+    assert rows == {"globex": (0.6, 3), "acme": (0.25, 1), "initech": (None, 0)}
+    without = [seen._replace(tenants={**seen.tenants, "hit_tokens": {}}) for seen in SEEN]
+    assert {row["hit_share"] for row in _tenants(without)} == {0.0, None}
+    unknown = [seen._replace(tenants={"prompt_tokens": {"acme": 400.0}}) for seen in SEEN]
+    assert {row["hit_share"] for row in _tenants(unknown)} == {None}
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from kvcustody.governance.settings import Settings
 from kvcustody.lab.replay.run.runner import RETRY_US
 from kvcustody.lab.replay.workload.generator import WorkloadSpec
 from kvcustody.lab.traffic import simulated_worker as up_worker
+from kvcustody.lab.traffic.traffic_tenants import TrafficTenants
 from kvcustody.policies import library
 from standins import builders
 
@@ -40,7 +41,9 @@ def test_a_request_that_is_offered_again_has_waited_since_it_came(
         **builders.worker_files(tmp_path),
     )
     spec = WorkloadSpec(tenants=1, conversations=400, span_seconds=40.0)
-    worker = up_worker.SimulatedWorker(settings, spec, faults=NO_FAULTS)
+    worker = up_worker.SimulatedWorker(
+        settings, spec, TrafficTenants(library.load("single-org"), spec), faults=NO_FAULTS
+    )
     worker.start()
     try:
         until = time.monotonic() + WAIT_SECONDS

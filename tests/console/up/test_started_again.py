@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -30,7 +31,7 @@ def test_a_second_start_opens_no_second_cases_and_schedule(world: World) -> None
     """The control is the first start, which makes both."""
     spec = WorkloadSpec(tenants=2, conversations=20)
     for _ in range(2):
-        office = Office(world.service, spec, ["acme", "labs"], "worker")
+        office = Office(world.service, spec, lambda label: ["acme", "labs"][label.tenant], "worker")
         office.open_cases()
         office.make_report()
         with world.service.reading() as connection:
@@ -47,7 +48,10 @@ def test_a_person_and_a_tenant_are_added_while_it_runs(tmp_path: Path) -> None:
     try:
         for who, command in running_up.said["adds"].items():
             words = shlex.split(command.replace("NAME", f"new-{who}").replace("TENANT", "newco"))
-            done = subprocess.run([PROGRAM, *words[1:], "--json"], capture_output=True, text=True, check=True)
+            environment = os.environ | running_up.said["environment"]
+            done = subprocess.run(
+                [PROGRAM, *words[1:], "--json"], env=environment, capture_output=True, text=True, check=True
+            )
             key = json.loads(done.stdout)["key"]
             with httpx.Client(base_url=url, timeout=30, follow_redirects=True) as client:
                 page = client.post("/console/login", data={"key": key}).text

@@ -17,7 +17,7 @@ from kvcustody.errors import ConfigError, TraceError
 from kvcustody.lab.replay.options import read_policy
 from kvcustody.lab.replay.run.workload_from_options import Choice, load_workload, read_columns
 from kvcustody.lab.replay.traces.model import TraceRequest
-from kvcustody.lab.replay.traces.readers import READERS, open_trace, recognise
+from kvcustody.lab.replay.traces.readers import READERS, WrongRows, open_trace, recognise
 from kvcustody.lab.replay.traces.rows import ROWS_OUT_OF_ORDER_MAX, read_head
 from kvcustody.lab.replay.workload.tenant_assignment import LabelledPrincipals
 
@@ -229,6 +229,31 @@ def test_equal_prompts_of_a_log_have_equal_blocks(tmp_path: Path) -> None:
     assert second.at_us == 4_000_000, "over the end of a year"
     (old, _), (text, _) = read(tmp_path / "o", VLLM_OLD), read(tmp_path / "s", SGLANG_JSON)
     assert old.input_tokens == text.input_tokens == len(PROMPT) // 4 and text.output_tokens == 5
+
+
+def test_a_wrong_header_is_one_error_and_a_missing_field_has_no_value(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("when,customer,prompt\n1,acme,400\n2,acme,400\n")
+    wrong = WrongRows()
+    assert list(open_trace(tmp_path / "t.csv", "azure").noting(wrong)) == []
+    assert [error.operands["line"] for error in wrong.first] == [1], "rows below it are not wrong besides"
+    (tmp_path / "t.jsonl").write_text(lines({"timestamp": 0, "input_length": 600, "hash_ids": [1, 2]}))
+    with pytest.raises(TraceError, match=r"field `output_length`: missing field; each line needs"):
+        list(open_trace(tmp_path / "t.jsonl"))
+    with pytest.raises(TraceError, match=r"replay-your-own-trace\.md shows how to write records of your own"):
+        open_trace(tmp_path / "t.csv")
+
+
+def test_a_log_of_another_layout_has_whole_dates(tmp_path: Path) -> None:
+    """A program around vLLM logs through its own configuration; a line's own time counts before a collector's."""
+    rest = f"prompt: {PROMPT!r}, params: SamplingParams(n=1), prompt_token_ids: None, lora_request: None."
+    log = lines(
+        f"2025-12-31 23:59:59.250 1647689 wrapper.trace Received request chatcmpl-1: {rest}",
+        f"2026-01-01T00:00:01,500 1647689 wrapper.trace Received request chatcmpl-2: {rest}",
+    )
+    first, second = read(tmp_path / "t", log)
+    assert (first.at_us, second.at_us) == (0, 2_250_000) and first.blocks.tolist() == second.blocks.tolist()
+    collected = "".join(f"[2026-08-12T08:42:31Z] {line}\n" for line in VLLM_OLD.splitlines())
+    assert [r.at_us for r in read(tmp_path / "c", collected)] == [r.at_us for r in read(tmp_path / "o", VLLM_OLD)]
 
 
 def test_a_conversation_is_a_request_for_each_answer(tmp_path: Path) -> None:

@@ -72,19 +72,22 @@ def test_published_agent_sessions_nest_their_sub_agents(tmp_path: Path) -> None:
         "hash_id_scope": "global",
         "requests": [
             request(0, [1, 2]),
-            {"type": "subagent", "t": 1, "requests": [request(1, [5])]},
-            request(2, [1, 2, 3]),
+            {"type": "subagent", "t": 10, "requests": [request(0, [5]), request(1.5, [5, 6])]},
+            request(11, [1, 2, 3]),
         ],
     }
     write(tmp_path / "trace_1.json", session)
     write(tmp_path / "trace_2.json", dict(session, id="trace_2", hash_id_scope="local"))
     rows = read(tmp_path, "kv-cache-tester")
-    assert [(r.session, r.stream, r.turn, r.blocks.tolist()) for r in rows[:3]] == [
+    assert [(r.session, r.stream, r.turn, r.blocks.tolist()) for r in rows[:4]] == [
         ("trace_1", 0, 0, [1, 2]),
         ("trace_1", 1, 1, [5]),
         ("trace_1", 0, 2, [1, 2, 3]),
+        ("trace_1", 1, 3, [5, 6]),
     ]
-    assert not set(rows[0].blocks) & set(rows[3].blocks), "local ids of two files are not the same content"
+    seconds = [request.at_us / 1e6 for request in rows[:4]]
+    assert seconds == [0.0, 10.0, 11.0, 11.5], "a sub-agent's times count from its own start"
+    assert not set(rows[0].blocks) & set(rows[4].blocks), "local ids of two files are not the same content"
 
 
 def test_azure_rows_get_blocks_of_their_own(tmp_path: Path) -> None:

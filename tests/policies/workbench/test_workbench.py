@@ -178,6 +178,15 @@ def test_what_an_approver_signs_names_what_widens(compiled):
     assert diff(one, wide).cells_digest == diff(one, wide).cells_digest != diff(one, wider).cells_digest
 
 
+def test_how_much_widens_is_said_without_what_does_not(compiled):
+    def widening(*edits):
+        return diff(compiled(), compiled(*edits)).widening_text()
+
+    assert widening(("idle: 30m", "idle: 31m")) == "loosens 4 obligations"
+    assert widening(("at_most: low}", "at_most: mid}")) == "widens 9 cells and opens 2 ways"
+    assert widening() == ""
+
+
 def test_a_new_source_is_an_opening_even_where_another_had_opened_the_cell(compiled):
     again = "{id: again, owner: acme, reader: labs, at_most: low, until: 2027-01-01, reason: x, crosses: [region]}"
     more = f"grants:\n  - {again}\n"

@@ -480,6 +480,7 @@ def test_everybody_is_answered_as_written_down(world: World, operation: str) -> 
             assert answer.status_code == 403, (who, answer.text)
             refused.add(answer.content)
     assert len(refused) <= 1, "a refusal says nothing of who is refused"
+    assert all(b'"detail":"this needs ' in each for each in refused), "it names the roles that may"
 
 
 class LocalClient:

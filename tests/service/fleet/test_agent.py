@@ -146,6 +146,7 @@ def test_top_shows_workers_and_tenants_as_they_said(plane: ControlPlane) -> None
         until(lambda: known(plane, life)["status"].get("hit_requests") == 1, worker)
         worker.governor.tenant_counters["reader"] = TenantCounters()
         worker.governor.tenant_counters["reader"].recomputed_blocks = 500
+        worker.governor.tenant_counters["reader"].denials = {"no-restricted": 2, "no-confidential": 1}
         worker.governor.admit(identify(issuer="idp", tenant="reader"), MODEL, [*range(900, 920)], request_id="r")
         until(lambda: known(plane, life)["tenants"].get("thrashing") == {"reader": 1.0}, worker)
         ledger = str(plane.folder / "ledger.db")
@@ -159,6 +160,8 @@ def test_top_shows_workers_and_tenants_as_they_said(plane: ControlPlane) -> None
             assert (second["tenant"], second["charged_blocks"], second["thrashing"]) == ("holder", 4, False)
             text = _shown(plane, worker, "top", "--once", *where)
             assert "gpu-0" in text and "thrashing" in text and "since each began" in text
+            assert (first["denials"], first["hit_share"], second["denials"]) == (3, 0.0, 0)
+            assert 0.3 < second["hit_share"] < 0.6, "the second of two requests found the first one's blocks"
             sorted_rows = orjson.loads(_shown(plane, worker, "top", "--json", "--sort", "blocks", *where))["tenants"]
             assert [row["tenant"] for row in sorted_rows] == ["holder", "reader"]
             of_reader = orjson.loads(_shown(plane, worker, "top", "--json", "--tenant", "reader", *where))

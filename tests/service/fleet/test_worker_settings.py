@@ -199,7 +199,7 @@ def test_a_refused_key_is_no_absence(plane: ControlPlane, tmp_path: Path) -> Non
     wrong.chmod(0o600)
     with pytest.raises(CustodyError, match="No valid credential"):
         opened(plane.settings(control_plane_key_path=wrong))
-    with pytest.raises(CustodyError, match="Not allowed for these roles"):
+    with pytest.raises(CustodyError, match="this needs the role worker"):
         opened(plane.settings(control_plane_key_path=plane.key_file("dora")))
 
 
