@@ -33,6 +33,8 @@ EXEMPT = {
     ): "a size: whether a process of its own is worth its start",
     ("audit/evidence/copies/transfers.py", "_in_own_log"): CONDITION,
     ("audit/evidence/copies/transfers.py", "has_tiers"): "whether a page shows the section",
+    ("audit/evidence/counters/fine_figures.py", "_inside"): CONDITION,
+    ("audit/evidence/counters/fine_figures.py", "read"): "a size: whether a slice is counted anew",
     ("audit/evidence/query/live_residencies.py", "_requests_of"): "which requests a page looks through",
     ("audit/exports/ledger_source.py", "leaves"): PLACES,
     ("audit/exports/ledger_source.py", "span"): PLACES,
