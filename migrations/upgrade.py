@@ -36,7 +36,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.store.database.create_schema import create_schema
 from kvcustody.audit.store.database.dialect import dialect_of
-from kvcustody.audit.store.database.engine import VERSION_TABLE, WRITE, ledger_error, other_schema
+from kvcustody.audit.store.database.engine import VERSION_TABLE, WRITE, check_store, ledger_error, other_schema
 from kvcustody.audit.store.database.monthly_partitions import ensure_partitions, owns_tables, partitioned
 from kvcustody.audit.store.schema.ledger import logs
 from kvcustody.errors import LedgerError
@@ -88,6 +88,22 @@ def upgrade(
     except SQLAlchemyError as problem:
         raise ledger_error(engine, problem) from problem
     return reached
+
+
+def ready_schema(engine: Engine, *, migrate: bool) -> None:
+    """Upgrade the schema; with `migrate` false, refuse any schema but this program's and only make partitions.
+
+    Raises:
+        LedgerError: The ledger cannot be upgraded, or `migrate` is false and its schema is another.
+    """
+    if migrate:
+        upgrade(engine)
+        return
+    check_store(engine)
+    try:
+        ensure_partitions(engine, time.time_ns() // 1000)
+    except SQLAlchemyError as problem:
+        raise ledger_error(engine, problem) from problem
 
 
 def undo(engine: Engine) -> str:

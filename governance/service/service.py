@@ -62,7 +62,7 @@ from kvcustody.governance.service.row_level_security import has_row_level_securi
 from kvcustody.governance.service.settings import ServiceSettings
 from kvcustody.governance.service.tracing import open_tracing
 from kvcustody.logger import get_logger
-from kvcustody.migrations.upgrade import upgrade
+from kvcustody.migrations.upgrade import ready_schema
 from kvcustody.times import SECOND_US
 
 if TYPE_CHECKING:
@@ -871,6 +871,6 @@ def _engine(settings: ServiceSettings, stack: ExitStack, *, read_only: bool = Fa
     )
     stack.callback(engine.dispose)
     if not read_only:
-        upgrade(engine)
+        ready_schema(engine, migrate=settings.migrate)
         guard_writes(engine)
     return engine

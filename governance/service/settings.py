@@ -186,6 +186,11 @@ class ServiceSettings(LayeredSettings):
     database_url: str = Field(
         "sqlite:///kvcustody.db", repr=False, description="The ledger: an SQLite file or a PostgreSQL server."
     )
+    migrate: bool = Field(
+        True,
+        description="Whether a start upgrades the schema of the ledger. false: it refuses to start on an older schema, "
+        "until `kvcustody db upgrade` has run (docs/how-to/upgrade.md).",
+    )
     subject_keys_url: str | None = Field(
         None,
         repr=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from sqlalchemy import event, func, select, text
 from kvcustody.audit.store.database.engine import SCHEMA_REVISION, VERSION_TABLE, WRITE
 from kvcustody.audit.store.schema.ledger import events, incarnations
 from kvcustody.audit.store.schema.service import service_principals, service_scan_orders, service_workers
+from kvcustody.errors import LedgerError
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.fleet import workers
 from kvcustody.governance.service.service import Service
@@ -87,3 +89,18 @@ def test_the_revision_is_read_in_the_transaction_that_writes(service: Service) -
         event.remove(service.engine, "before_cursor_execute", note)
     asked = [one for one in seen if not one.startswith("BEGIN")]
     assert asked == [f"SELECT max(version_num) FROM {VERSION_TABLE}", "SELECT 1", "SELECT 2"]
+
+
+def test_a_start_that_may_not_migrate_refuses_what_has_to_be_migrated(
+    make_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    """An older schema and an empty database; controls: one that may, and the schema of this program."""
+    empty = f"sqlite:///{tmp_path / 'empty.db'}"
+    with pytest.raises(LedgerError, match="holds no kvcustody schema; run `kvcustody db upgrade` first"):
+        make_service(migrate=False, database_url=empty)
+    make_service(database_url=empty).close()  # control
+    service = make_service(migrate=False)
+    say_revision(service, "0049")
+    service.close()
+    with pytest.raises(LedgerError, match=f"`0049` is older than .* `{SCHEMA_REVISION}`; run `kvcustody db upgrade`"):
+        make_service(migrate=False)

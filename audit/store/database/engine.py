@@ -240,7 +240,7 @@ def check_store(engine: Engine) -> None:
     except SQLAlchemyError as problem:
         raise ledger_error(engine, problem) from problem
     if not versions:
-        raise LedgerError("the database holds no kvcustody schema; upgrade it first", found=None)
+        raise LedgerError("the database holds no kvcustody schema; run `kvcustody db upgrade` first", found=None)
     if len(versions) > 1:
         raise LedgerError(
             f"the ledger names {len(versions)} schemas, and a migration writes one: somebody added a row to "
@@ -259,8 +259,10 @@ def other_schema(revision: str) -> LedgerError:
             f"upgrade the ledger with {READS_OLDER} of kvcustody first"
         )
     else:
-        age = "newer" if revision > SCHEMA_REVISION else "older"
-        sentence = f"the ledger's schema `{revision}` is {age} than this program's `{SCHEMA_REVISION}`"
+        is_newer = revision > SCHEMA_REVISION
+        age = "newer" if is_newer else "older"
+        advice = "use the version that upgraded it" if is_newer else "run `kvcustody db upgrade`"
+        sentence = f"the ledger's schema `{revision}` is {age} than this program's `{SCHEMA_REVISION}`; {advice}"
     return LedgerError(sentence, found=revision, expected=SCHEMA_REVISION)
 
 

@@ -24,7 +24,7 @@ from kvcustody.governance.service.access.principal_table import IssuedKey
 from kvcustody.governance.service.access.principals import Principals
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.settings import ServiceSettings
-from kvcustody.migrations.upgrade import upgrade
+from kvcustody.migrations.upgrade import ready_schema
 
 TURN_SECONDS = 30.0  # how long a command waits for another
 _LOOK_SECONDS = 0.02
@@ -46,7 +46,7 @@ def open_administration(settings: ServiceSettings, *, clock: Clock | None = None
         clock = settings.open_clock(clock, stack)
         engine = open_store(settings.database_url, timeout_seconds=5.0)
         stack.callback(engine.dispose)
-        upgrade(engine)
+        ready_schema(engine, migrate=settings.migrate)
         spill, name = settings.state_path / LOCAL_SPILL, local_writer(settings)
         writer = stack.enter_context(EventWriter(engine, worker=name, clock=clock, spill_directory=spill))
         issuers = [issuer.name for issuer in settings.issuers]

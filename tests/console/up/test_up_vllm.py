@@ -32,7 +32,7 @@ def test_a_python_without_vllm_is_refused_and_nothing_is_left(tmp_path: Path) ->
         text=True,
         check=False,
     )
-    assert done.returncode == 2 and "has no vllm; install vLLM beside kvcustody[vllm]" in done.stderr
+    assert done.returncode == 2 and "lacks vllm; install vLLM and `kvcustody[vllm]` there" in done.stderr
     assert not (tmp_path / "there").exists()
     other = subprocess.run(
         [PROGRAM, "up", "--engine-python", sys.executable], capture_output=True, text=True, check=False

@@ -173,7 +173,7 @@ def test_a_custodian_ends_somebody(sign_in: SignIn, world: World) -> None:
     custodian.goto("/console/principals?name=key-custodian")
     custodian.get_by_label("Type its name").fill("key-custodian")
     custodian.get_by_role("button", name="End", exact=True).click()
-    expect(custodian.locator("main")).to_contain_text("the last who manages keys")
+    expect(custodian.locator("main")).to_contain_text("the last principal who manages keys")
 
 
 def _sign(page: Any, world: World, name: str, button: str) -> None:

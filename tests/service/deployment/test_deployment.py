@@ -24,7 +24,7 @@ BASE, CHART, COMPOSE = (
     PACKAGING / "helm" / "kvcustody",
     PACKAGING / "compose",
 )
-KINDS = {"ServiceAccount", "StatefulSet", "Service", "NetworkPolicy", "PodDisruptionBudget"}
+KINDS = {"ServiceAccount", "StatefulSet", "Service", "NetworkPolicy", "PodDisruptionBudget", "Job"}
 
 
 def kustomized() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -40,7 +40,7 @@ def charted(**changed: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     values |= changed | {"settings": values["settings"] | changed.get("settings", {})}
     texts = [path.read_text() for path in sorted(CHART.glob("templates/*"))]
     objects = [yaml.safe_load(fill(text, values, "kvcustody")) for text in texts]
-    found = {one["kind"]: one for one in objects}
+    found = {one["kind"]: one for one in objects if one is not None}
     return found, yaml.safe_load(found.pop("ConfigMap")["data"]["service.yaml"])
 
 
@@ -49,7 +49,8 @@ def test_it_is_whole_and_closed(made: Any) -> None:
     manifests, settings = made()
     assert manifests.keys() == KINDS
     assert all({"apiVersion", "kind", "metadata"} <= one.keys() for one in manifests.values())
-    assert all(one["metadata"]["name"] == "kvcustody" for one in manifests.values())
+    names = {kind: one["metadata"]["name"] for kind, one in manifests.items()}
+    assert names == dict.fromkeys(KINDS, "kvcustody") | {"Job": "kvcustody-upgrade"}
     pod = manifests["StatefulSet"]["spec"]["template"]["spec"]
     labels = manifests["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
     chosen = manifests["StatefulSet"]["spec"]["selector"]["matchLabels"]
@@ -68,6 +69,65 @@ def test_it_is_whole_and_closed(made: Any) -> None:
     served = load_service_settings(**settings)
     assert served.listen.endswith(f":{ports['api']}") and served.workers_listen.endswith(f":{ports['workers']}")
     assert served.tls and served.subject_keys_url, "a ledger on a server needs a store of subject keys"
+
+
+@pytest.mark.parametrize("made", [kustomized, charted])
+def test_a_job_upgrades_the_schema_and_the_service_does_not(made: Any) -> None:
+    manifests, settings = made()
+    assert settings["migrate"] is False
+    service = manifests["StatefulSet"]["spec"]["template"]["spec"]["containers"][0]
+    job = manifests["Job"]["spec"]["template"]
+    assert job["metadata"]["labels"]["app.kubernetes.io/name"] != "kvcustody", "the Service would lead clients to it"
+    [container] = job["spec"]["containers"]
+    assert (container["image"], container["args"]) == (service["image"], ["db", "upgrade"])
+    assert job["spec"]["securityContext"]["runAsNonRoot"] and container["securityContext"]["readOnlyRootFilesystem"]
+    [variable] = container["env"]
+    assert variable["name"] == "KVCUSTODY_DATABASE_URL", "what `kvcustody db upgrade` reads"
+    assert variable["valueFrom"] in [one.get("valueFrom") for one in service["env"]], "the service's own database"
+
+
+def test_helm_upgrades_before_the_service_is_replaced() -> None:
+    hooks = charted()[0]["Job"]["metadata"]["annotations"]
+    assert hooks["helm.sh/hook"] == "pre-install,pre-upgrade"
+
+
+@pytest.mark.parametrize("made", [kustomized, charted])
+def test_a_slow_start_and_a_roll_end_nobody(made: Any) -> None:
+    pod = made()[0]["StatefulSet"]["spec"]["template"]["spec"]
+    service = pod["containers"][0]
+    started, live = service["startupProbe"], service["livenessProbe"]
+    assert started["httpGet"] == live["httpGet"] and started["periodSeconds"] * started["failureThreshold"] >= 300
+    word, seconds = service["lifecycle"]["preStop"]["exec"]["command"]
+    assert word == "sleep" and 0 < int(seconds) < pod["terminationGracePeriodSeconds"]
+
+
+def test_the_chart_mounts_what_the_settings_of_a_user_need() -> None:
+    volume = {"name": "trust", "secret": {"secretName": "policy-trust"}}
+    mount = {"name": "trust", "mountPath": "/etc/trust", "readOnly": True}
+    pod = charted(volumes=[volume], mounts=[mount])[0]["StatefulSet"]["spec"]["template"]["spec"]
+    assert volume in pod["volumes"] and mount in pod["containers"][0]["volumeMounts"]
+
+
+def test_the_chart_has_prometheus_scrape_with_a_key_where_there_is_one() -> None:
+    assert "ServiceMonitor" not in charted()[0]
+    manifests = charted(metrics_secret="metrics-key")[0]
+    monitor = manifests["ServiceMonitor"]["spec"]
+    assert monitor["selector"]["matchLabels"] == manifests["Service"]["metadata"]["labels"]
+    [endpoint] = monitor["endpoints"]
+    assert endpoint["authorization"]["credentials"] == {"name": "metrics-key", "key": "key"}
+    assert endpoint["port"] in {port["name"] for port in manifests["Service"]["spec"]["ports"]}
+
+
+def test_open_files_suffice_for_the_connections() -> None:
+    """The process raises its own limit, up to what the system lets it."""
+    needed = 2 * ServiceSettings.model_fields["connections_max"].default
+    unit = (PACKAGING / "systemd" / "kvcustody.service").read_text(encoding="utf-8")
+    limit = re.search(r"^LimitNOFILE=(\d+)$", unit, re.MULTILINE)
+    assert limit is not None and int(limit[1]) >= needed and "TimeoutStartSec=" in unit
+    compose = yaml.safe_load((COMPOSE / "compose.yaml").read_text())["services"]
+    assert compose["service"]["ulimits"]["nofile"] >= needed
+    assert compose["service"]["depends_on"] == {"upgrade": {"condition": "service_completed_successfully"}}
+    assert "kvcustody db upgrade" in compose["upgrade"]["entrypoint"][-1]
 
 
 def test_a_form_that_helm_would_fill_otherwise_is_seen() -> None:

@@ -16,7 +16,7 @@ import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -284,7 +284,7 @@ def _expected_explorer(facts: Facts, text: str) -> Figures:
 
 # -- pages ----------------------------------------------------------------------------------------------------------
 
-_BAR = re.compile(r'text-anchor="end">([^<]+)</text><text [^>]*text-anchor="start">([\d,]+)</text>')
+_HELD = "Blocks in custody, by tenant"
 _TILE = re.compile(r'<div class="tile[^"]*"><b>(?:<span[^>]*>[^<]*</span>)?\s*([^<]+)</b>\s*<span>(.*?)</span>')
 _DENIED = "Denied requests by reader, owner and rule"
 _DENIED_MAX = 5
@@ -301,7 +301,7 @@ def _ask_overview(visitor: Visitor, until_us: int) -> str:
 
 def _overview(text: str) -> Figures:
     page = text.partition("\n")[2]
-    figures: Figures = {("held", html.unescape(tenant)): _number(blocks) for tenant, blocks in _BAR.findall(page)}
+    figures: Figures = {("held", tenant): blocks for tenant, blocks in _held_at_the_end(page)}
     for value, label in _TILE.findall(page):
         words = html.unescape(re.sub(r"<[^>]*>", "", label))
         if words.startswith("deletion coverage"):
@@ -316,6 +316,15 @@ def _overview(text: str) -> Figures:
         for reader, owner, rule, revision, requests in rows_of(page, _DENIED):
             figures["denied", reader, owner, rule, revision] = _number(requests)
     return figures
+
+
+def _held_at_the_end(page: str) -> Iterator[tuple[str, int]]:
+    """The last row of the table beside the chart of custody: blocks by tenant."""
+    if f">{_HELD}<" in page:
+        table = page[page.index(f">{_HELD}<") :]
+        tenants = re.findall(r"<th[^>]*>(.*?)</th>", table.partition("</thead>")[0])[1:]
+        for tenant, blocks in zip(tenants, rows_of(page, _HELD)[-1][1:], strict=True):
+            yield html.unescape(tenant), _number(blocks)
 
 
 def _number(text: str) -> int:
