@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from alembic import context
 
 from kvcustody.audit.store.database.engine import VERSION_TABLE
 from kvcustody.audit.store.schema.ledger import metadata
+from kvcustody.logger import get_logger
+
+_LOG = get_logger("kvcustody.migrations")
+
+
+def _log_revision(*, step: Any, **_: Any) -> None:
+    """Log a revision that ran; it holds once the transaction commits."""
+    _LOG.info("schema revision", revision=step.up_revision_id, what=str(step.up_revision.doc))
+
 
 context.configure(
     connection=context.config.attributes["connection"],
@@ -13,6 +24,7 @@ context.configure(
     version_table=VERSION_TABLE,
     transactional_ddl=True,
     render_as_batch=True,
+    on_version_apply=_log_revision,
 )
 with context.begin_transaction():
     context.run_migrations()

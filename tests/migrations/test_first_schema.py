@@ -8,6 +8,7 @@ import orjson
 import pytest
 from sqlalchemy import Engine, func, insert, select
 from sqlalchemy.exc import IntegrityError
+from structlog.testing import capture_logs
 
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import SCHEMA_REVISION, VERSION_TABLE, check_store
@@ -16,7 +17,7 @@ from kvcustody.audit.store.schema.leaf_tables import erasures, residencies
 from kvcustody.audit.store.schema.ledger import logs, subjects
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.errors import LedgerError
-from kvcustody.migrations.upgrade import upgrade
+from kvcustody.migrations.upgrade import VERSIONS, upgrade
 from kvcustody.times import moment_us
 from standins.migrations import first_schema
 from standins.migrations.catalog import catalog, differences, without_months
@@ -77,9 +78,12 @@ def test_the_recorded_ledger_has_what_an_upgrade_could_break(recorded: Recorded)
         assert connection.scalar(select(func.count()).select_from(subjects)) == rows["subjects"] > 5
 
 
-def test_fsck_finds_nothing_after_the_upgrade(recorded: Recorded) -> None:
+def test_an_upgrade_logs_each_revision_and_fsck_finds_nothing_after_it(recorded: Recorded) -> None:
     engine, _ = recorded
-    upgrade(engine)
+    with capture_logs() as logged:
+        upgrade(engine)
+    revisions = sorted(path.name[:4] for path in VERSIONS.glob("[0-9]*.py"))
+    assert [line["revision"] for line in logged if line["event"] == "schema revision"] == revisions[1:]
     with engine.connect() as connection:
         assert fsck(connection).problems == []
 
