@@ -5,6 +5,7 @@ Importing this costs nothing: what opens a ledger or a connection is in `opening
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -19,11 +20,27 @@ from kvcustody.governance.service.operations.parameter_groups import ParameterGr
 
 DEFAULT = "sqlite:///kvcustody.db"
 _LEDGER = "an SQLite file by its path or URL, or a PostgreSQL server by its URL"
+_SERVER, _LEDGER_VARIABLE = "KVCUSTODY_SERVER", "KVCUSTODY_DATABASE_URL"
+
+
+def _is_not_another(ctx: typer.Context, param: typer.CallbackParam, value: str) -> str:
+    """Refuse the default ledger where a control plane is named that this command cannot ask: it has another ledger."""
+    source = ctx.get_parameter_source(str(param.name))
+    is_default = source is not None and source.name == "DEFAULT"
+    if is_default and os.environ.get(_SERVER) and all(one.name != "server" for one in ctx.command.params):
+        raise ConfigError(
+            f"`{ctx.command_path}` reads a ledger, not a control plane, and {_SERVER} names one: name its ledger with "
+            f"--ledger, or {_LEDGER_VARIABLE}"
+        )
+    return value
+
+
 Ledger = Annotated[
     str,
     typer.Option(
         "--ledger",
-        envvar="KVCUSTODY_DATABASE_URL",
+        envvar=_LEDGER_VARIABLE,
+        callback=_is_not_another,
         help=f"The ledger: {_LEDGER}.",
         show_envvar=True,
         metavar="PATH|URL",
@@ -53,7 +70,7 @@ Server = Annotated[
     str | None,
     typer.Option(
         "--server",
-        envvar="KVCUSTODY_SERVER",
+        envvar=_SERVER,
         help="Use this control plane: https://HOST:PORT, http://127.0.0.1:PORT or unix:PATH.",
         metavar="URL",
     ),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -12,6 +14,7 @@ from typer.testing import CliRunner, Result
 import kvcustody
 from kvcustody.console.command_table import every_command
 from kvcustody.console.main import app
+from kvcustody.console.options import DEFAULT
 from kvcustody.governance.api.declarations import every_operation
 
 POLICY = "policies/library/single-org.yaml"
@@ -139,3 +142,28 @@ def test_a_ledger_that_is_made_would_be_seen(
     """The control."""
     found = ran(name, given, tmp_path / "empty", monkeypatch)
     assert found.exit_code == 0 and (tmp_path / "empty" / "absent.db").exists()
+
+
+def test_no_command_takes_the_ledger_here_where_a_control_plane_is_named(
+    given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ledger that lies here may be another than the control plane's; a ledger that is named is read."""
+    monkeypatch.chdir(tmp_path)
+    with closing(sqlite3.connect("kvcustody.db")):
+        pass
+    wrong, asked = {}, 0
+    for name, command in commands().items():
+        [option] = [one for one in command.params if "--ledger" in one.opts]
+        if option.default != DEFAULT or any("--server" in one.opts for one in command.params):
+            continue
+        asked += 1
+        words = [*name.split(), *arguments(name, command, given)]
+        refused = CliRunner().invoke(app, words, env={"KVCUSTODY_SERVER": "http://127.0.0.1:1"})
+        elsewhere = {
+            "KVCUSTODY_SERVER": "http://127.0.0.1:1",
+            "KVCUSTODY_DATABASE_URL": f"sqlite:///{tmp_path}/no/x.db",
+        }
+        read = CliRunner().invoke(app, words, env=elsewhere)
+        if "names one: name its ledger with --ledger" not in refused.output or "names one" in read.output:
+            wrong[name] = (refused.output, read.output)
+    assert asked > 20 and wrong == {}
