@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from alembic import context
+from alembic.runtime.migration import MigrationContext, MigrationInfo
 
 from kvcustody.audit.store.database.engine import VERSION_TABLE
 from kvcustody.audit.store.schema.ledger import metadata
@@ -13,9 +15,13 @@ from kvcustody.logger import get_logger
 _LOG = get_logger("kvcustody.migrations")
 
 
-def _log_revision(*, step: Any, **_: Any) -> None:
+def _log_revision(
+    ctx: MigrationContext, step: MigrationInfo, heads: Collection[Any], run_args: Mapping[str, Any]
+) -> None:
     """Log a revision that ran; it holds once the transaction commits."""
-    _LOG.info("schema revision", revision=step.up_revision_id, what=str(step.up_revision.doc))
+    _LOG.info(
+        "schema revision", revision=step.up_revision_id, what="" if step.up_revision is None else step.up_revision.doc
+    )
 
 
 context.configure(
