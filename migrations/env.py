@@ -19,9 +19,7 @@ def _log_revision(
     ctx: MigrationContext, step: MigrationInfo, heads: Collection[Any], run_args: Mapping[str, Any]
 ) -> None:
     """Log a revision that ran; it holds once the transaction commits."""
-    _LOG.info(
-        "schema revision", revision=step.up_revision_id, what="" if step.up_revision is None else step.up_revision.doc
-    )
+    _LOG.info("schema revision", revision=step.up_revision_id)
 
 
 context.configure(
