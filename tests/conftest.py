@@ -127,6 +127,9 @@ def ended_guards() -> Iterator[None]:
     """
     before = set(threading.enumerate())
     yield
+    for thread in set(threading.enumerate()) - before:
+        if isinstance(thread, threading.Timer):
+            thread.cancel()  # what it would record or log a minute later belongs to no test any more
     module = sys.modules.get("kvcustody.guarding_thread")
     if module is None or not (left := _guards(module.GuardingThread) - before):
         return

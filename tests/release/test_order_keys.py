@@ -224,7 +224,7 @@ def test_the_command_lists_first_and_signs_what_it_is_asked_to(
     hold = LegalHoldChanged(clock.now_us(), "h-1", "acme", "placed", "before", "dora")
     builders.record(desk, tmp_path / "before", [order, hold], worker="before", clock=clock)
     sign = ("policy", "sign-orders", "--actor", "olga")
-    listed = json.loads(run(tmp_path, *sign).output)
+    listed = json.loads(run(tmp_path, *sign).stdout)
     assert [one["kind"] for one in listed["orders"]] == ["enforcement-ordered", "legal-hold"]
     assert not listed["signed"] and len(listed["not_followed"]) == 2 and leaves(desk, "order-signed") == []
     assert [tuple(one.values()) for one in listed["counts"]] == [
@@ -242,7 +242,7 @@ def test_the_command_lists_first_and_signs_what_it_is_asked_to(
     chosen = run(tmp_path, *sign, "--order", place, "--yes")
     assert len(json.loads(chosen.output)["not_followed"]) == 1, chosen.output
     assert "no unsigned order at this place" in run(tmp_path, *sign, "--order", place).output
-    assert json.loads(run(tmp_path, *sign, "--all", "--yes").output)["not_followed"] == []
+    assert json.loads(run(tmp_path, *sign, "--all", "--yes").stdout)["not_followed"] == []
     assert len(leaves(desk, "order-signed")) == 2
     with desk.connect() as connection:
         assert fsck(connection).ok
@@ -276,8 +276,8 @@ def test_the_command_signs_the_kinds_and_authors_that_were_chosen(
 ) -> None:
     _before(desk, tmp_path)
     sign = ("policy", "sign-orders", "--actor", "olga", *chosen)
-    assert not json.loads(run(tmp_path, *sign).output)["signed"] and not leaves(desk, "order-signed")
-    assert sorted(one["kind"] for one in json.loads(run(tmp_path, *sign, "--yes").output)["orders"]) == kinds
+    assert not json.loads(run(tmp_path, *sign).stdout)["signed"] and not leaves(desk, "order-signed")
+    assert sorted(one["kind"] for one in json.loads(run(tmp_path, *sign, "--yes").stdout)["orders"]) == kinds
     assert sorted(orjson.loads(leaf)["of_kind"] for leaf in leaves(desk, "order-signed")) == kinds
     for wrong, where in (("--kind", "of this kind"), ("--author", "by this author")):
         output = run(tmp_path, "policy", "sign-orders", "--actor", "olga", wrong, "nothing").output
