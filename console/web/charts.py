@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
@@ -245,10 +245,9 @@ def from_rows(
     title: str,
     unit: str,
     names: Iterable[str],
-    read: Callable[[Buckets], Iterable[tuple[str, int, int]]],
+    sums: Collection[tuple[str, int, int]],
 ) -> TimeChart:
-    """Return a chart of rows that have a moment each; `read` gives (name, start of bucket, value) for each bucket."""
-    sums = list(read(buckets))
+    """Return a chart of sums, each (name, start of bucket, value)."""
     colours = {name: place for place, name in enumerate(names, 1)}
     series = summed(buckets, sums, {at_us for _, at_us, _ in sums}, colours=colours)
     return TimeChart(title, unit, "bars" if unit == "count" else "lines", buckets, series, NO_LEAVES)

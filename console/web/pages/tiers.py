@@ -104,12 +104,12 @@ def _restores(summed: list[dict[str, Any]]) -> dict[str, Any]:
 def _over_time(buckets: Buckets, moved: Sequence[TransferTime]) -> list[TimeChart]:
     """Return blocks stored and restored, and the time that restores saved against what stores took."""
     counts = [(f"{row.action}d", row.at_us, row.blocks) for row in moved]
-    blocks = from_rows(buckets, "Blocks moved", "count", ("stored", "restored"), lambda _: counts)
+    blocks = from_rows(buckets, "Blocks moved", "count", ("stored", "restored"), counts)
     names = {"restore": "saved by restores", "store": "spent on stores"}
     times = [
         (names[row.action], row.at_us, row.saved_us if row.action == "restore" else row.measured_us) for row in moved
     ]
-    return [blocks, from_rows(buckets, "Time saved and spent", "duration", names.values(), lambda _: times)]
+    return [blocks, from_rows(buckets, "Time saved and spent", "duration", names.values(), times)]
 
 
 def _predicted(summed: list[dict[str, Any]]) -> NameChart:

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.responses import Response
 
 from kvcustody.audit.evidence.routes.route_receipts import RoutePeriod, tokens_over_time
-from kvcustody.console.render.time_chart import Buckets, ChartSeries, NameChart, TimeChart
+from kvcustody.console.render.time_chart import ChartSeries, NameChart, TimeChart
 from kvcustody.console.routes.print_routes import decimal, kept, percent
 from kvcustody.console.web.charts import PagePeriod, Timeline, from_rows, period_of
 from kvcustody.console.web.page_request import PageRequest
@@ -67,29 +67,21 @@ def show(visit: PageRequest) -> Response:
 
 def _over_time(visit: PageRequest, chosen: PagePeriod, tenant: str | None) -> TimeChart:
     """Return the prompt tokens that requests with a receipt found at their workers, and those they computed."""
-
-    def read(buckets: Buckets) -> list[tuple[str, int, int]]:
-        with visit.service.reading(tenant) as connection:
-            span = buckets.starts_us[0], chosen.until_us, buckets.width_us
-            return [
-                part
-                for row in tokens_over_time(connection, *span, tenant=tenant)
-                for part in (
-                    ("found", row.at_us, row.found_tokens),
-                    ("computed", row.at_us, row.prompt_tokens - row.found_tokens),
-                )
-            ]
-
     with visit.service.reading(tenant) as connection:
         buckets = Timeline.of(visit, connection, chosen, tenant).for_rows(chosen)
-    return from_rows(buckets, "Prompt tokens at workers", "count", ("found", "computed"), read)
+        span = buckets.starts_us[0], chosen.until_us, buckets.width_us
+        rows = tokens_over_time(connection, *span, tenant=tenant)
+    sums = [("found", row.at_us, row.found_tokens) for row in rows]
+    sums += [("computed", row.at_us, row.prompt_tokens - row.found_tokens) for row in rows]
+    return from_rows(buckets, "Prompt tokens at workers", "count", ("found", "computed"), sums)
 
 
 def _map(workers: list[dict[str, Any]]) -> NameChart:
     """Return each worker's prompt tokens, found there and computed."""
     shown = sorted(workers, key=lambda one: -one["prompt_tokens"])[:_SHOWN_MAX]
-    found = [one["found_tokens"] for one in shown]
-    computed = [one["prompt_tokens"] - one["found_tokens"] for one in shown]
-    series = (ChartSeries("found", found, 1), ChartSeries("computed", computed, 2))
+    series = (
+        ChartSeries("found", [one["found_tokens"] for one in shown], 1),
+        ChartSeries("computed", [one["prompt_tokens"] - one["found_tokens"] for one in shown], 2),
+    )
     names = [one["worker"] for one in shown]
     return NameChart("Prompt tokens by worker", "count", "Worker", names, series, across=True)
